@@ -62,6 +62,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │       ├── FileLimitReached                     too large, or too many, or the disk is full
     │       └── UnfinishedCommit                     .journal, .run_id, .call_id: a dead process's changes come first
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
+    ├── SpawnRefused (ValueError)                .agent, .problem: a background run can't be begun
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
@@ -669,6 +670,15 @@ class MessageRefused(HandrailError, ValueError):
     def __init__(self, run_id: str, problem: str, hint: str) -> None:
         super().__init__(f"message to run {run_id!r} refused: {problem}. {hint}")
         self.run_id = run_id
+        self.problem = problem
+
+
+class SpawnRefused(HandrailError, ValueError):
+    """A background run can't be begun."""
+
+    def __init__(self, agent: str, problem: str, hint: str) -> None:
+        super().__init__(f"background run of {agent!r} refused: {problem}. {hint}")
+        self.agent = agent
         self.problem = problem
 
 

@@ -1,7 +1,7 @@
 """The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, over all legs of its run.
 
 Facts go to the subscribers of the event bus. All except `ToolStarted`, `ToolResumed`, `Progress`, `Emitted`, `PromptRendered`,
-`MessageQueued`, `ModelRequested`, `PartialOutput` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
+`MessageQueued`, `BackgroundStarted`, `BackgroundEnded`, `ModelRequested`, `PartialOutput` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
 own events with `context.emit`, which wraps them in `Emitted`.
 """
 
@@ -264,6 +264,26 @@ class MessageQueued(Fact, frozen=True):
     """A message that was sent to the run while it works was accepted, edited, withdrawn, or told to its model, as its `state` says."""
 
     message: QueuedMessage
+    run_context: RunContext
+
+
+class BackgroundStarted(Fact, frozen=True):
+    """A call has committed that begins a background run."""
+
+    background_id: str
+    """The id of the background run."""
+    agent: str
+    """The name of its prompt."""
+    message: str
+    """What it was asked to do."""
+    call_id: str
+    run_context: RunContext
+
+
+class BackgroundEnded(Fact, frozen=True):
+    """The model was told that a background run has ended."""
+
+    end: QueuedMessage
     run_context: RunContext
 
 

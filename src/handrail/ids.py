@@ -58,6 +58,11 @@ def trace_of(run_id: str) -> str:
     return blake2b(run_id.encode(errors="surrogatepass"), digest_size=16, person=b"trace").hexdigest()
 
 
+def spawned_id(place_id: str) -> str:
+    """Return the id of the background run that is begun at a place in a run. It is derived, so it stays the same after a crash."""
+    return blake2b(place_id.encode(errors="surrogatepass"), digest_size=16, person=b"spawned").hexdigest()
+
+
 def span_of(run_id: str) -> str:
     """Return the span id of a run, derived from its id. A nested run has an id of its own, and so its own span."""
     return blake2b(run_id.encode(errors="surrogatepass"), digest_size=8, person=b"span").hexdigest()

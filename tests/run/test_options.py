@@ -231,6 +231,7 @@ OWN = (
     "app",
     "params",
     "message",
+    "messages",
     "attachments",
     "history",
     "opened",

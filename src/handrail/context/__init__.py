@@ -39,12 +39,16 @@ from handrail.context.facts import (
 from handrail.errors import NotRendered
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import TypeAdapter
     from typing_extensions import TypeForm
 
+    from handrail.agent import Agent
     from handrail.concurrency.deadline import Deadline
     from handrail.concurrency.operation import Done, Operation
     from handrail.content import AttachmentSource
+    from handrail.fleet.background import Background
     from handrail.messages import Model
     from handrail.protocols import (
         ApprovalController,
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
         SessionView,
     )
     from handrail.run.call import Attempt
+    from handrail.run.limits import Budget
     from handrail.tools import Tool, ToolResult
 
 
@@ -439,6 +444,31 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         """
         self._source.home.check()
         return self._source.ticket()
+
+    def spawn(
+        self,
+        agent: str | Agent[Any],
+        message: str,
+        *,
+        budget: Budget | None = None,
+        files: str | Path | None = None,
+        wake: bool = False,
+    ) -> Background:
+        """Begin a run in the background, which outlives this call, once this call has committed. A call that is rolled back begins nothing.
+
+        `agent` is the name of a worker, or `module:name`; without a journal, an agent's object too. With a journal, a worker process
+        executes the run; without one, this process does. The run has a session of its own.
+
+        The run's model is told the end of the background run once, before its next step. If this run is over by then, the session's next
+        run begins with it, and with `wake=True`, such a run is submitted. `budget` is the background run's share of this run's budget. It
+        is charged when this call commits, and what is left comes back with the end. `files` is the folder in which the background run
+        works, or `workspace:NAME`. This run's policies decide about its calls too.
+
+        Raises `SpawnRefused` if the agent can't be found again, if the share is not left, or if the files can't be used, and `EffectRefused` if
+        the tool's effect is `pure`, `read` or `staged`.
+        """
+        self._source.home.check()
+        return self._source.spawn(agent, message, budget, files, wake)
 
     # Verbs that may be None.
 

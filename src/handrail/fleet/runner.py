@@ -23,12 +23,13 @@ from handrail.errors import (
     SessionOutdated,
     WorkspaceBusy,
 )
+from handrail.fleet.background import policies_of
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import FleetApp, repeat, this_host
 from handrail.journal.records import OVER, RunRow, WorkerRow
 from handrail.run.host import Host
 from handrail.run.limits import Budget
-from handrail.run.record.begin import RunOutcome, decode_request
+from handrail.run.record.begin import RunOutcome, amounts_of, decode_request
 from handrail.run.record.lease import renew_now
 from handrail.run.record.log import load_attachments
 from handrail.runs import cancel
@@ -352,6 +353,7 @@ class Runner:
             if request.deadline is None
             else Deadline.after(request.deadline, clock=self._clock),
             budget=None if limits is None else Budget(**limits),
+            outer_policies=() if record.parent is None else policies_of(record.parent),
         )
 
     async def _failed(self, leg: _Leg, error: Exception) -> None:
@@ -376,7 +378,11 @@ class Runner:
             later = journal.clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | _Busy):
                 outcome = RunOutcome(
-                    stop_reason="failed", cost=Decimal(0), error=described(error), phase="begin"
+                    stop_reason="failed",
+                    cost=Decimal(0),
+                    error=described(error),
+                    phase="begin",
+                    spent=amounts_of({}),
                 )
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
             elif is_mine:

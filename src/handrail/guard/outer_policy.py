@@ -19,11 +19,13 @@ class OuterPolicy:
     It denies the calls that the policy denies. It allows those that the policy would ask about.
     """
 
-    __slots__ = ("name", "policy")
+    __slots__ = ("app", "name", "policy")
 
-    def __init__(self, policy: ToolPolicy) -> None:
+    def __init__(self, policy: ToolPolicy, app: str = "") -> None:
         self.name = policy.name
         self.policy = policy
+        self.app = app
+        """A reference to the prompt that has the policy, for the runs that begin in the background; "" if it is not needed."""
 
     def check(
         self, tool: Tool[Any, Any], params: Any, *, context: ToolContext

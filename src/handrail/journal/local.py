@@ -465,6 +465,10 @@ def check_edit(
         shown = ", ".join(known) or "none"
         raise MessageRefused(run_id, f"it was sent no message {message.id!r}", f"It was sent these: {shown}.")
     _check_sender(run_id, message, principal)
+    if before.child:
+        raise MessageRefused(
+            run_id, f"message {message.id!r} is the end of a background run", "It will be told."
+        )
     if before.state == "told":
         raise MessageRefused(
             run_id,

@@ -6,6 +6,7 @@ They are plain data, so that another process or a later version can read them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -31,8 +32,12 @@ the model would be done.
 """
 
 
+Amounts = dict[str, int | Decimal]
+"""Exact amounts of a budget, by unit."""
+
+
 class QueuedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message that was sent to a run."""
+    """A message that was sent to a run, or the end of a background run that the run has begun."""
 
     id: str
     text: str
@@ -43,6 +48,14 @@ class QueuedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """When it was accepted or last edited, in seconds since 1970."""
     state: Literal["waiting", "told", "withdrawn"] = "waiting"
     edited: bool = False
+    child: str = ""
+    """The id of the background run that has ended; "" for anything that somebody said. The text is then its answer or its error."""
+    agent: str = ""
+    """The name of the background run's prompt."""
+    end: RunStatus | Literal[""] = ""
+    """How the background run ended."""
+    left: Amounts = {}
+    """What the background run has not spent of its share of the budget."""
 
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
@@ -83,6 +96,31 @@ decided at the entry's place, so that a resumed run decides the same. `attachmen
 """
 
 
+class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The run that began a background run, and what the two have to do with each other."""
+
+    run_id: str
+    session_id: str
+    principal: str
+    call_id: str
+    """The call that began the background run."""
+    share: Amounts = {}
+    """The share of the parent's budget that the background run has."""
+    policies: tuple[str, ...] = ()
+    """References to the prompts whose policies decide about the background run too."""
+    wake: bytes = b""
+    """The encoded `SpawnedRun`, the run that is submitted at the end if the parent is over; b"" if none is."""
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a run's outcome that the parent of a background run is told."""
+
+    text: str = ""
+    error: str = ""
+    spent: Amounts = {}
+    """What the run has spent of its budget. A unit that is left out counts as spent."""
+
+
 Mark = tuple[float, str]
 """The end of a page: when its last row began or changed, and that row's id, because times may be equal."""
 
@@ -107,6 +145,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     forked_from: str = ""
     request: bytes = b""
     """The encoded request of a submitted run; b"" for other runs."""
+    parent: Parent | None = None
+    """The run that began this one in the background; None if nobody did."""
 
     @property
     def mark(self) -> Mark:
@@ -202,6 +242,8 @@ class SessionTurn(msgspec.Struct, frozen=True):
     id: str
     links: int | None = None
     """How many records the run that has the turn had when the turn was read; None if the turn was over, or is the caller's own."""
+    has_messages: bool = False
+    """Whether messages wait for the run that has just begun this turn."""
 
 
 TakenTurn = Literal["new", "same", "none"]
@@ -297,6 +339,14 @@ class WorkspaceLine(msgspec.Struct, frozen=True):
     """What was altered by something other than Handrail; "" if nothing was. If something was, only the name is known."""
 
 
+class SpawnedRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A background run that a call begins. It is submitted together with the call's commit."""
+
+    run: RunRecord
+    host: str = ""
+    """The only host whose workers take the run; "" for any host."""
+
+
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A finished call and everything it changed, recorded atomically."""
 
@@ -338,6 +388,8 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the call added to the session's logs, in order. It stays if the call failed or is undone."""
     path: tuple[str, ...] = ()
     """The names of the calls around an inner call, outermost first, followed by its own name; () for a call of the run itself."""
+    spawned: tuple[SpawnedRun, ...] = ()
+    """The background runs that the call has begun. They are submitted when the call is recorded, or if it changes files, applied."""
 
     def is_in(self, root: str, root_id: str) -> bool:
         """Return whether the call worked in this folder.

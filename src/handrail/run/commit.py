@@ -187,7 +187,8 @@ def _check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
         raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
     if outer.transaction is transaction.parent:
         return None
-    return bool(transaction.settled or attempt.own_effect(attempt.finished) or transaction.writes())
+    effect = attempt.own_effect(attempt.finished)
+    return bool(transaction.settled or effect or transaction.writes() or transaction.spawned)
 
 
 def _pass_on(attempt: Attempt, changed: bool | None, record: InnerCall | None) -> None:

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
@@ -47,7 +48,7 @@ from handrail.run.record.begin import (
     attach_sections,
     begin_run,
     carry_out,
-    carry_out_heard,
+    carry_out_unrecorded,
     check_resumed,
     continue_turn,
     decode_begin,
@@ -164,6 +165,9 @@ async def resume(
             await options.filesystem.recover(journal)
         await _check_applied(journal, run_id)
         async with _opened_files(options, journal, run_id) as options:
+            if row.record.parent is not None:
+                of_parent: Any = import_module("handrail.fleet.background").policies_of
+                options = options.replace(outer_policies=of_parent(row.record.parent))
             resumed = await load_resumed(journal, row, session, clock)
             continue_turn(resumed.session, journal)
             await keep_decisions(resumed.session, journal, is_restored=True)
@@ -288,11 +292,8 @@ async def _go(
                 rendered = await _render(run, prompt, session)
                 system = await begin(run, prompt, rendered, conversation)
                 work = run_in(run, conversation, prompt, rendered, system=system)
-                if run.log.is_kept:
-                    work = carry_out(run, conversation, work)
-                elif run.options.messages is not None:
-                    work = carry_out_heard(run, conversation, run.options.messages, work)
-                outcome = await work
+                carry = carry_out if run.log.is_kept else carry_out_unrecorded
+                outcome = await carry(run, conversation, work)
     except BaseException as error:
         forward()
         await run.world.resources.close_logged(error)

@@ -251,6 +251,8 @@ class Gate:
                     else:
                         committed = commit(attempt)
                         done = committed if isinstance(committed, bool) else await committed
+                        if done and attempt.transaction is not None and attempt.transaction.spawned:
+                            attempt.transaction.begin_spawned()
                 except Conflict as error:
                     count_conflict(attempt, error)
                 except (TransientError, BaseExceptionGroup) as error:

@@ -140,10 +140,21 @@ class BudgetTracker:
                 _add(tracker._reserved, exact)
         return Reservation(self, exact)
 
+    def give_back(self, amounts: Mapping[Unit, _Exact]) -> None:
+        """Return what is left of a share that this run and every outer run were charged. A negative amount was spent beyond the share."""
+        with self.lock:
+            for tracker in (self, *self._above):
+                _add(tracker._spent, {unit: -amount for unit, amount in amounts.items()})
+
     def recall(self, **amounts: Amount | None) -> None:
         """Count what this run spent before its process ended. Outer runs are not charged, because they count it themselves."""
         with self.lock:
             _add(self._spent, _checked(amounts))
+
+    @property
+    def limits(self) -> Mapping[Unit, int | Decimal]:
+        """The limits of this run itself."""
+        return self._limits
 
     def remaining(self) -> Mapping[str, float]:
         """Return the remaining amount of each limited unit: the smallest that this run and its outer runs have left."""

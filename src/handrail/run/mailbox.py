@@ -9,7 +9,7 @@ import msgspec
 
 from handrail.concurrency.cancellation import CancelScope, scope_of
 from handrail.errors import DefinitionError, MessageRefused
-from handrail.events import MessageQueued
+from handrail.events import BackgroundEnded, MessageQueued
 from handrail.ids import random_id
 from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal, Messages
@@ -19,6 +19,7 @@ from handrail.run.record.log import Told
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
+    from handrail.run.response import Outcome
     from handrail.run.run import Run
 
 
@@ -48,8 +49,11 @@ class Mailbox:
         before, self._known = self._known, {each.id: each for each in known}
         for each in known:
             # what was told or withdrawn before the run was resumed is no news
-            if each.state == "waiting" if before is None else before.get(each.id) != each:
+            is_news = each.state == "waiting" if before is None else before.get(each.id) != each
+            if is_news and not each.child:
                 run.publish(MessageQueued(each, run.run_context))
+            elif is_news and each.state == "told":
+                run.publish(BackgroundEnded(each, run.run_context))
         self.waiting = [each for each in known if each.state == "waiting"]
         is_urgent = any(each.when == "now" for each in self.waiting)
         if is_urgent and run.model.is_asked and run.task is not None and self._stopping is None:
@@ -73,6 +77,20 @@ class Mailbox:
         self.ends = False
         await self.look()
         return told
+
+
+def hear(run: Run, messages: LocalMessages) -> None:
+    """Let a run without a record hear what is said to it from now on. It does not end while messages wait."""
+    mailbox = run.mailbox = Mailbox(run, messages)
+    messages.look = mailbox.look
+
+    async def end(outcome: Outcome) -> bool:
+        has_ended = messages.end("done")
+        if not has_ended:
+            await mailbox.look()
+        return has_ended
+
+    run.end = end
 
 
 Write = Callable[[Sequence[QueuedMessage]], Told | None]

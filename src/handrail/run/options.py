@@ -116,6 +116,8 @@ class RunArguments(_RootArguments, total=False):
     run_id: str | None
     trace_id: str | None
     """The trace that the run belongs to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
+    outer_policies: Sequence[OuterPolicy]
+    """Policies of the run that began this one. What they deny stays denied."""
     app: str
     """Where a resumed run finds the prompt, as `module:name`."""
 
@@ -349,6 +351,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
     "message": (str, "the user's message as a string; values for templates go into `params=`"),
     "model_settings": (ModelSettings, "a ModelSettings, for example ModelSettings(effort='low')"),
     "new_id": (Callable, "a function that returns a new id"),
+    "outer_policies": (Iterable, "a list of policies of the run that began it"),
     "opened": ((str, Iterable), "a list of paths of sections"),
     "resources": (Iterable, "a list of bindings: [Binding(Database, connect)]"),
     "run_id": (str, "a string"),
@@ -409,7 +412,7 @@ def _frozen(name: str, value: Any) -> Any:
         return value if isinstance(value, Extras) else Extras(value)
     if name == "attachments":
         return attachments_of(value)
-    return tuple(value) if name in ("resources", "history", "opened", "tools") else value
+    return tuple(value) if name in ("resources", "history", "opened", "tools", "outer_policies") else value
 
 
 def _earlier(outer: Deadline | None, own: Deadline | None) -> Deadline | None:

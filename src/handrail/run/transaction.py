@@ -29,9 +29,10 @@ from handrail.concurrency.claims import (
 )
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import ContextExpired, ResourceError
-from handrail.journal.records import CallKey, WorkspaceDelta
+from handrail.journal.records import CallKey, SpawnedRun, WorkspaceDelta
 from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.resources.startup_files import HasStartupFiles
+from handrail.run.limits import Reservation
 from handrail.run.place import RUN, Place
 from handrail.session import Session, SessionFork
 from handrail.tools import EFFECTS, Tool
@@ -81,6 +82,17 @@ def _is_stub(member: object) -> bool:
 log = logging.getLogger("handrail.gate")
 
 T = TypeVar("T")
+
+
+class Spawned(msgspec.Struct, frozen=True, eq=False):
+    """A background run that a call begins when it commits."""
+
+    begin: Callable[[], None]
+    """Begins the run in this process, or tells that it was submitted. Called once the call has committed."""
+    reserved: Reservation
+    """The run's share of the budget."""
+    record: SpawnedRun | None = None
+    """The submission that the journal records with the call; None without a journal."""
 
 
 class Settled:
@@ -161,6 +173,8 @@ class Transaction(msgspec.Struct, eq=False):
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
+    spawned: tuple[Spawned, ...] = ()
+    """The background runs that the call, and the inner calls that committed into it, begin."""
     touched: list[Fork] = NOTHING
     """The forks created so far, with everything that the call has read or changed. A rollback drops them."""
     durable: list[DurableFork] | None = None
@@ -544,6 +558,9 @@ class Transaction(msgspec.Struct, eq=False):
             forks, self.touched, self.durable = self.touched, NOTHING, None
             self._session = self._forks = None
             self.parts = ()
+            spawned, self.spawned = self.spawned, ()
+        for each in spawned:
+            each.reserved.release()
         for fork in forks:
             try:
                 fork.drop()
@@ -572,6 +589,16 @@ class Transaction(msgspec.Struct, eq=False):
         """Take over the effects of an inner transaction that has committed into this one."""
         for done in inner.settled or ():
             self.settle(done)
+        if inner.spawned:
+            self.spawned, inner.spawned = (*self.spawned, *inner.spawned), ()
+
+    def begin_spawned(self) -> None:
+        """Begin the background runs of a call that has committed, and charge their shares, unless an outer call does."""
+        if self.parent is None:
+            spawned, self.spawned = self.spawned, ()
+            for each in spawned:
+                each.reserved.settle()
+                each.begin()
 
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:

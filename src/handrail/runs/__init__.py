@@ -12,7 +12,7 @@ from handrail.imports import names_on_first_use
 from handrail.journal.records import WorkspaceLine
 
 if TYPE_CHECKING:
-    from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
+    from handrail.runs.catalog import RunLine, approvals, cancel, children, forget, list_runs
     from handrail.runs.check import Divergence, replay
     from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
     from handrail.runs.reversal import Undoing, discard, unapplied, undo, undo_problems
@@ -31,6 +31,7 @@ __all__ = [
     "WorkspaceLine",
     "approvals",
     "cancel",
+    "children",
     "discard",
     "edit",
     "export",
@@ -57,7 +58,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
     __getattr__ = names_on_first_use(
         __name__,
         {
-            "catalog": "RunLine approvals cancel forget list_runs",
+            "catalog": "RunLine approvals cancel children forget list_runs",
             "check": "Divergence replay",
             "copies": "FilesPut export fork get_files import_ list_workspaces put_files",
             "tree": "CallNode RunTree Turn said session show",

@@ -5,6 +5,7 @@ What only some of these need is imported where it is used, so that a list of run
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, RunBusy, SessionUnknown
+from handrail.errors import DefinitionError, RunBusy, RunUnknown, SessionUnknown
 from handrail.journal.records import OVER, Mark, RunRow
 
 if TYPE_CHECKING:
@@ -103,6 +104,20 @@ def _missing(row: RunRow, holders: Mapping[str, str]) -> tuple[str, str] | None:
     name = decode_request(row.record).workspace
     holder = holders.get(name, row.record.id)
     return None if holder == row.record.id else (name, holder)
+
+
+async def children(journal: Journal, run_id: str) -> Sequence[RunRow]:
+    """Return the background runs that a run has begun, oldest first. Raises `RunUnknown` if there is no such run."""
+    await journal.runs.get(run_id)
+    found: list[RunRow] = []
+    for unit in await journal.calls.load(run_id):
+        for spawned in unit.spawned:
+            with contextlib.suppress(RunUnknown):  # it was forgotten, or its parent's files are not applied
+                row = await journal.runs.get(spawned.run.id)
+                parent = row.record.parent
+                if parent is not None and parent.run_id == run_id:  # a fork of the run has begun none
+                    found.append(row)
+    return tuple(found)
 
 
 async def forget(

@@ -18,6 +18,7 @@ from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import check_owner, is_owner
 from handrail.journal.sql.run_rows import find_run
+from handrail.journal.sql.runs import insert_queued
 from handrail.journal.sql.verification import (
     CLEARED,
     SETTLED,
@@ -59,13 +60,13 @@ class SqlCalls(Role):
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
         database = self._database
-        if not database.adds_now:
+        if not database.adds_now or unit.spawned:
             return False
         record = _record_of(unit)
         return len(record.body) <= _BRIEF and database.add_now(unit.run_id, record)
 
     def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
-        return self._database.add_soon(unit.run_id, _record_of(unit))
+        return None if unit.spawned else self._database.add_soon(unit.run_id, _record_of(unit))
 
     async def commit(self, unit: CommitUnit, /) -> None:
         database, record = self._database, _record_of(unit)
@@ -77,9 +78,11 @@ class SqlCalls(Role):
             for delta in unit.workspaces:
                 advance(connection, database, unit.run_id, delta)
             database.chains.append_record(connection, record)
+            if not unit.files:
+                self._spawn(connection, unit)
 
         try:
-            if unit.workspaces:
+            if unit.workspaces or unit.spawned:
                 await database.transact(commit)
             else:
                 await database.add(unit.run_id, record)
@@ -95,6 +98,12 @@ class SqlCalls(Role):
         self._applying.discard(unit.call_id)
         await self._settle(unit, "void", synced=True)
 
+    def _spawn(self, connection: Connection, unit: CommitUnit) -> None:
+        """Submit the background runs that a committed call has begun."""
+        database = self._database
+        for each in unit.spawned:
+            insert_queued(connection, database.chains, each.run, database.now(), host=each.host)
+
     async def _settle(self, unit: CommitUnit, state: str, *, synced: bool) -> None:
         database = self._database
         chain, now = run_chain(unit.run_id), database.now()
@@ -106,6 +115,8 @@ class SqlCalls(Role):
             if state == "void":
                 for (link,) in found:
                     database.chains.append(connection, chain, VOID, unit.call_id, b"%d" % link, at=now)
+            elif found:
+                self._spawn(connection, unit)
 
         await database.transact(settle, synced=synced)
 

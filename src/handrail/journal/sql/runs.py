@@ -24,6 +24,7 @@ from handrail.errors import (
     MessagesWaiting,
     RunBusy,
     RunError,
+    RunUnknown,
     SessionBusy,
     SessionOutdated,
 )
@@ -33,12 +34,16 @@ from handrail.journal.records import (
     MESSAGES,
     OVER,
     Mark,
+    Parent,
+    QueuedMessage,
     RunCopy,
+    RunEnd,
     RunRecord,
     RunRow,
     RunStatus,
     SessionRow,
     SessionTurn,
+    SpawnedRun,
     TakenTurn,
     Verification,
 )
@@ -46,6 +51,7 @@ from handrail.journal.sql.chains import Chains, NewRecord, alteration, outside_c
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, check_owner, count_deaths, earliest
+from handrail.journal.sql.messages import add_end, move_ends
 from handrail.journal.sql.run_rows import (
     COLUMNS,
     WAITING,
@@ -227,6 +233,9 @@ def begin_run(
         insert_new(connection, database.chains, placed, "running", now, lease=lease)
     else:
         _begin_queued(connection, database.chains, queued, placed, lease, now)
+    has_messages = queued is not None and bool(queued.signals & MESSAGES)
+    if move_ends(connection, database.chains, placed, now) or has_messages:
+        return msgspec.structs.replace(turn, has_messages=True)
     return turn
 
 
@@ -266,6 +275,23 @@ def insert_new(
         chains.append(connection, chain, OUTCOME, end, body, at=changed_at)
 
 
+def insert_queued(
+    connection: Connection,
+    chains: Chains,
+    run: RunRecord,
+    now: float,
+    *,
+    host: str = "",
+    key: str = "",
+    due: float | None = None,
+) -> None:
+    """Add a run for a worker to begin, which is due now or at `due`. Raises `RunError` if its id is in use."""
+    check_new(connection, run.id)
+    insert_new(
+        connection, chains, run, "queued", now, queue=(run.queue, host, key, now if due is None else due)
+    )
+
+
 def _queued(connection: Connection, database: Database, run_id: str) -> StoredRun | None:
     """Return the row of a queued run that this process has taken, or None if there is no such run."""
     query = "SELECT 1 FROM runs WHERE id = ? AND status = 'queued' AND owner = ?"
@@ -286,7 +312,8 @@ def _begin_queued(
 
     The record with which it was submitted stays in the run's chain.
     """
-    run = msgspec.structs.replace(run, request=queued.decoded.request)
+    submitted = queued.decoded
+    run = msgspec.structs.replace(run, request=submitted.request, parent=submitted.parent)
     record = encode(run, f"run {run.id!r} began with")
     chains.append(connection, run_chain(run.id), BEGUN, run.id, record, at=run.began_at)
     changes = {"status": "running", "owner": lease[0], "leased_until": lease[1], "changed_at": now}
@@ -645,6 +672,42 @@ def release(
         chains.append(connection, run_chain(row.id), OUTCOME, end, body, at=now)
     if status in OVER:
         withdraw(connection, chains, now, "run_id = ?", row.id)
+        if (parent := row.decoded.parent) is not None:
+            _end_background(connection, chains, row.decoded, parent, status, outcome, now)
+
+
+def _end_background(
+    connection: Connection,
+    chains: Chains,
+    child: RunRecord,
+    parent: Parent,
+    status: RunStatus,
+    outcome: bytes,
+    now: float,
+) -> None:
+    """Send the end of a background run to its parent. If that is over, submit the run that is to be woken, if there is one."""
+    end = msgspec.msgpack.decode(outcome, type=RunEnd) if outcome else RunEnd()
+    left = {unit: amount - end.spent[unit] for unit, amount in parent.share.items() if unit in end.spent}
+    message = QueuedMessage(
+        id=child.id,
+        text=end.text if status == "done" else end.error,
+        by=parent.principal,
+        at=now,
+        child=child.id,
+        agent=child.prompt,
+        end=status,
+        left=left,
+    )
+    try:
+        is_over = add_end(connection, chains, parent.run_id, message)
+    except (RunUnknown, JournalAltered):
+        return  # the end of a run does not depend on its parent
+    if is_over and parent.wake:
+        woken = msgspec.msgpack.decode(parent.wake, type=SpawnedRun)
+        query = "SELECT 1 FROM runs WHERE session_id = ? AND principal = ? AND status = 'queued'"
+        if connection.execute(query, (parent.session_id, parent.principal)).fetchone() is None:
+            run = msgspec.structs.replace(woken.run, began_at=now)
+            insert_queued(connection, chains, run, now, host=woken.host)
 
 
 def withdraw(connection: Connection, chains: Chains, now: float, where: str, *values: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -28,9 +28,16 @@ from handrail.errors import (
 from handrail.events import MessageAdded
 from handrail.guard.remembered import keep_decisions
 from handrail.imports import find_app, import_app
-from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal
-from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
+from handrail.journal.records import (
+    Amounts,
+    Entry,
+    RunRecord,
+    RunRow,
+    RunStatus,
+    SessionTurn,
+    workspace_name,
+)
 from handrail.messages import Compaction, Message, ModelSettings, Usage
 from handrail.models.names import reference_to
 from handrail.prompt import Prompt, RenderedPrompt
@@ -38,7 +45,8 @@ from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
 from handrail.run.answer import Unanswered, offer_of
 from handrail.run.conversation import Conversation, SecretMask, sendable
-from handrail.run.mailbox import Mailbox
+from handrail.run.limits import UNITS
+from handrail.run.mailbox import Mailbox, hear
 from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
 from handrail.run.record.log import RunLog, attached_to, load_attachments, store_attachments
 from handrail.run.record.notices import UndoneCalls, forget_undone, tell_nobody, undone_in
@@ -243,10 +251,18 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None = None
     error: str = ""
     phase: str = ""
+    spent: Amounts = {}  # what was spent of the budget; a unit that is left out counts as spent
     messages: list[Message] = []  # the messages that the run added to its session's conversation
     opened: list[str] = []  # the sections that the run's model opened; later runs show them in full
     logged: list[bytes] = []  # what calls without a recorded end have logged, such as cancelled ones
     unanswered: Unanswered | None = None  # the requests for the answer that the run ended without
+
+
+def amounts_of(spent: Mapping[str, Decimal]) -> Amounts:
+    """Return what was spent of each unit of a budget. Nothing was spent of a unit that is left out."""
+    return {
+        unit: spent.get(unit, Decimal(0)) if unit == "money" else int(spent.get(unit, 0)) for unit in UNITS
+    }
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -354,7 +370,11 @@ async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) 
         app=app,
         code=code,
     )
-    follow(session, journal, await journal.runs.begin(record, followed=followed(session, journal)))
+    turn = await journal.runs.begin(record, followed=followed(session, journal))
+    follow(session, journal, SessionTurn(turn.id))
+    if turn.has_messages:
+        run.mailbox = Mailbox(run, journal.messages)
+        await run.mailbox.look()
     await store_attachments(journal, run.run_context.run_id, attachments)
     said = (fact.message for fact in session[MessageAdded].all())
     await store_attachments(journal, run.run_context.run_id, [*options.attachments, *attached_to(said)])
@@ -450,6 +470,7 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
                 outcome,
                 usage=run.costs.models.usage,
                 cost=run.costs.models.cost,
+                spent={} if run.budget is None else amounts_of(run.budget.spent()),
                 messages=conversation.shown_since(began),
                 opened=conversation.opened[shown:],
                 logged=run.log.unrecorded,
@@ -519,26 +540,19 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
                         await tell_nobody(run, conversation)
 
 
-async def carry_out_heard(
-    run: Run, conversation: Conversation, messages: LocalMessages, work: Coroutine[Any, Any, Outcome]
+async def carry_out_unrecorded(
+    run: Run, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
-    """Run `work` without a record, and let it hear what is said to the run meanwhile."""
-    mailbox = run.mailbox = Mailbox(run, messages)
-    messages.look = mailbox.look
-
-    async def end(outcome: Outcome) -> bool:
-        has_ended = messages.end("done")
-        if not has_ended:
-            await mailbox.look()
-        return has_ended
-
-    run.end = end
+    """Run `work` without a record, and let it hear what is said to the run meanwhile, if anybody can say anything."""
+    if run.options.messages is not None:
+        hear(run, run.options.messages)
     try:
         return await work
     finally:
-        run.end = messages.look = None
-        while not messages.end("failed"):
-            await tell_nobody(run, conversation)
+        if (messages := run.options.messages) is not None:  # it may have begun a background run
+            run.end = messages.look = None
+            while not messages.end("failed"):
+                await tell_nobody(run, conversation)
 
 
 async def _note_told(journal: Journal, run: Run) -> None:

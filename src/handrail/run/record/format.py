@@ -15,7 +15,7 @@ from handrail.content import Attachment
 from handrail.context import RunContext
 from handrail.errors import RunBusy, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
-from handrail.journal.records import CommitUnit, WorkspaceDelta
+from handrail.journal.records import CommitUnit, SpawnedRun, WorkspaceDelta
 from handrail.messages import Usage
 from handrail.resources.paths import folder_id_of, folder_of
 from handrail.run.call_log import logged_by
@@ -307,7 +307,12 @@ def commit_unit(
         logged=logged_by(attempt),
     )
     is_inner = len(call.path) > 1
-    if changing is None and filesystem is None and not (settled or files or workspaces or is_inner):
+    spawned = _spawned(transaction)
+    if (
+        changing is None
+        and filesystem is None
+        and not (settled or files or workspaces or is_inner or spawned)
+    ):
         return unit  # the rest is what a unit has by default, and msgspec takes long for so many arguments
     return msgspec.structs.replace(
         unit,
@@ -320,7 +325,14 @@ def commit_unit(
         root="" if filesystem is None else folder_of(filesystem),
         root_id="" if filesystem is None else folder_id_of(filesystem),
         path=call.path if is_inner else (),
+        spawned=spawned,
     )
+
+
+def _spawned(transaction: Transaction | None) -> tuple[SpawnedRun, ...]:
+    """Return the background runs that a call begins."""
+    spawned = () if transaction is None else transaction.spawned
+    return tuple(each.record for each in spawned if each.record is not None)
 
 
 def _settled(attempt: Attempt, transaction: Transaction | None) -> Sequence[Settled]:
@@ -361,11 +373,12 @@ class RecordedEffect(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The changes of one inner call: its events, its files and its external effects."""
+    """The changes of one inner call: its events, its files, its external effects, and the background runs that it begins."""
 
     events: Sequence[bytes] = ()
     files: Sequence[Any] = ()
     settled: Sequence[RecordedEffect] = ()
+    spawned: Sequence[SpawnedRun] = ()
 
 
 class InnerCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -391,11 +404,12 @@ class InnerCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """The names of the calls around the call, outermost first, followed by its own name."""
     logged: Sequence[bytes] = ()
     """What the call itself added to the session's logs, in order. It stays even if the call failed."""
+    spawned: Sequence[SpawnedRun] = ()
 
     @property
     def changes(self) -> Changes:
         """The changes of the call itself."""
-        return Changes(self.events, self.files, self.settled)
+        return Changes(self.events, self.files, self.settled, self.spawned)
 
     @property
     def effects(self) -> Sequence[RecordedEffect]:
@@ -475,6 +489,7 @@ def record_of(
         attempt.id,
         attempt.path,
         logged_by(attempt),
+        _spawned(transaction),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunBusy, RunError
 from handrail.events import MessageAdded, ResultShortened
 from handrail.journal.protocol import Journal
@@ -21,6 +22,7 @@ from handrail.run.failures import what_stands
 from handrail.run.place import RUN, Place
 from handrail.run.record.begin import (
     RunOutcome,
+    amounts_of,
     base_of,
     begun_runs,
     check_begun,
@@ -30,7 +32,7 @@ from handrail.run.record.begin import (
 )
 from handrail.run.record.format import Advice, InnerCall, attachments_in, text_of
 from handrail.run.record.lease import acquire_run
-from handrail.run.record.log import Told
+from handrail.run.record.log import RunLog, Told
 from handrail.run.record.notices import undone_in, untold_messages
 from handrail.run.record.recorded_session import compactions_in, logs_of, run_end
 from handrail.session import Session
@@ -221,7 +223,11 @@ class _Retold:
     def _committed(self, place: Place) -> list[str]:
         """Return the tool's name for each inner call that committed separately and changed something."""
         units = (unit for each, unit in self._units.items() if each.attempt_at(place))
-        return [unit.tool for unit in units if unit.status == "ok" and (unit.effects or unit.writes)]
+        return [
+            unit.tool
+            for unit in units
+            if unit.status == "ok" and (unit.effects or unit.writes or unit.spawned)
+        ]
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
@@ -242,7 +248,12 @@ UNFINISHED = Unfinished(
 
 
 NEVER_BEGAN = msgspec.msgpack.encode(
-    RunOutcome(stop_reason="cancelled", cost=Decimal(0), error="it was cancelled before it began")
+    RunOutcome(
+        stop_reason="cancelled",
+        cost=Decimal(0),
+        error="it was cancelled before it began",
+        spent=amounts_of({}),
+    )
 )
 
 
@@ -255,7 +266,11 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
         if row.status == "queued":
             await journal.runs.leave(run_id, "cancelled", NEVER_BEGAN)
         elif row.status not in OVER:
-            usage, cost = spent_by(await journal.calls.entries(run_id))
+            entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
+            usage, cost = spent_by(entries)
+            was_parked = row.status == "parked"  # otherwise a request may have been lost
+            calls = RunLog(journal, run_id, SYSTEM_CLOCK, entries, units).charged_in(RUN)
+            spent = {"tokens": usage.tokens, "requests": usage.requests, "tool_calls": calls}
             messages = await retold(journal, row, UNFINISHED)
             if row.has_messages:
                 unread = await untold_messages(journal.messages, run_id, journal.clock.now().timestamp())
@@ -264,8 +279,9 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
                 stop_reason="cancelled",
                 messages=messages,
                 usage=usage,
-                cost=cost if row.status == "parked" else None,  # otherwise a request may have been lost
-                opened=_opened(await journal.calls.load(run_id)),
+                cost=cost if was_parked else None,
+                spent={**spent, **({} if cost is None else {"money": cost})} if was_parked else {},
+                opened=_opened(units),
             )
             await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
 

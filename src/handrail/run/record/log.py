@@ -15,7 +15,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
 from handrail.errors import BlobNotFoundError, Diverged, RunBusy, RunError
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CommitUnit, Entry, EntryKind, QuestionRecord
+from handrail.journal.records import Amounts, CommitUnit, Entry, EntryKind, QuestionRecord, SpawnedRun
 from handrail.messages import Message, ToolMessage, UserMessage
 from handrail.question import Answer
 from handrail.run.place import Place
@@ -57,6 +57,8 @@ class Told(msgspec.Struct, frozen=True):
     message: UserMessage
     messages: list[str] = []
     """The ids of the messages to the run that are part of this one."""
+    left: Amounts = {}
+    """What the background runs whose ends are told have not spent of the budget."""
 
 
 class RunLog:
@@ -249,7 +251,21 @@ class RunLog:
     def committed_inside(self, call: Place) -> list[CommitUnit]:
         """Return the units of the successful calls inside a call that were committed separately and changed something."""
         inside = (unit for place, unit in self._finished.items() if place.startswith(call.prefix()))
-        return [unit for unit in inside if unit.status == "ok" and (unit.effects or unit.writes)]
+        return [
+            unit for unit in inside if unit.status == "ok" and (unit.effects or unit.writes or unit.spawned)
+        ]
+
+    def spawned_under(self, call: Place, before: int | None = None) -> Iterator[SpawnedRun]:
+        """Yield the background runs that a call and the calls inside it have begun; with `before`, only those in attempts with a lower number."""
+        for unit in self._finished.values():
+            place = Place.parse(unit.place) if unit.spawned else None
+            if place is None or unit.status != "ok":
+                continue
+            attempt = place.attempt_at(call)
+            if (before is None and place == call) or (
+                attempt is not None and (before is None or attempt < before)
+            ):
+                yield from unit.spawned
 
     def under(self, call: Place) -> list[bytes]:
         """Return the records of the finished inner calls of a call and of the runs nested in it."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail.concurrency.cancellation import finish
 from handrail.journal.protocol import Journal, Messages
-from handrail.journal.records import CommitUnit, QueuedMessage
+from handrail.journal.records import Amounts, CommitUnit, QueuedMessage
 from handrail.messages import UserMessage
 from handrail.question import Answer
 from handrail.run.mailbox import Mailbox, deliver
@@ -191,6 +191,7 @@ async def tell_remarks(evaluation: Evaluation, place: Place) -> bool:
         await log.note("remark", place, told)
         return True
     await load_attachments(log.journal, log.run_id, told.message.attachments)
+    _give_back(evaluation, told)
     evaluation.told_before = place
     evaluation.say(told.message)
     return True
@@ -206,14 +207,32 @@ async def _tell_messages(
         await load_attachments(log.journal, log.run_id, files)
 
     def write(due: Sequence[QueuedMessage]) -> Told | None:
-        return Told(list(said), _message_of(said.values(), due)) if said or due else None
+        if not (said or due):
+            return None
+        return Told(list(said), _message_of(said.values(), due), left=_left_by(due))
 
     told = await mailbox.deliver(str(place), write)
     if told is None:
         return False
+    _give_back(evaluation, told)
     _forget(evaluation)
     evaluation.say(told.message)
     return True
+
+
+def _left_by(messages: Iterable[QueuedMessage]) -> Amounts:
+    """Return what the background runs that have ended have not spent of their shares."""
+    left: Amounts = {}
+    for each in messages:
+        for unit, amount in each.left.items():
+            left[unit] = left.get(unit, 0) + amount
+    return left
+
+
+def _give_back(evaluation: Evaluation, told: Told) -> None:
+    budget: Any = evaluation.run.budget
+    if told.left and budget is not None:
+        budget.give_back(told.left)
 
 
 async def tell_nobody(run: Run, conversation: Conversation) -> None:
@@ -263,6 +282,16 @@ async def unread_remarks(journal: Journal, run_id: str) -> UserMessage | None:
     return _message_of(_in_order(said).values()) if said else None
 
 
+def text_of(message: QueuedMessage) -> str:
+    """Return what the model is told for a message."""
+    if not message.child:
+        return message.text
+    how = (
+        "was cancelled" if message.end == "cancelled" else "failed" if message.end == "failed" else "is done"
+    )
+    return f"The background run {message.child} ({message.agent}) {how}: {message.text or 'it said nothing.'}"
+
+
 def _in_order(said: Mapping[str, Answer]) -> Mapping[str, Answer]:
     """Return the answers in the order of their questions' places, which does not depend on when they arrived."""
     return {id: said[id] for id in sorted(said, key=lambda id: (len(id), id))}
@@ -276,7 +305,7 @@ def _forget(evaluation: Evaluation) -> None:
 
 def _message_of(answers: Iterable[Answer], messages: Iterable[QueuedMessage] = ()) -> UserMessage:
     said = list(answers)
-    texts = [*(each.remark for each in said if each.remark), *(each.text for each in messages)]
+    texts = [*(each.remark for each in said if each.remark), *(text_of(each) for each in messages)]
     text = "\n\n".join(texts)
     files = tuple(file for each in said for file in each.attachments)
     return UserMessage(text, attachments=files, midway=True)

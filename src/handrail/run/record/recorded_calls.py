@@ -36,6 +36,7 @@ from handrail.run.record.format import (
     write_result,
 )
 from handrail.run.record.log import RunLog, load_attachments
+from handrail.run.spawning import stage_spawned
 from handrail.run.transaction import Settled, Transaction, new_transaction, note_past
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
@@ -114,7 +115,7 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
         attempt.transaction = new_transaction(attempt, attempt.tool)
         for each in run.log.committed_inside(attempt.call.place) if attempt.tool.delegates else ():
             note_past(attempt, True, name=each.tool)
-        note_past(attempt, bool(unit.effects or unit.writes))
+        note_past(attempt, bool(unit.effects or unit.writes or unit.spawned))
     bill_nested(attempt)
     return end_as_recorded(attempt, unit.result)
 
@@ -175,7 +176,7 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
         raise
     outer = attempt.parent
     if outer is not None and outer.transaction is not transaction.parent:
-        changed = bool(inner.events or inner.files or inner.settled or inner.passed)
+        changed = bool(inner.events or inner.files or inner.settled or inner.passed or inner.spawned)
         note_past(attempt, changed, *inner.passed, inner.changes)
 
 
@@ -188,6 +189,8 @@ def _apply(attempt: Attempt, transaction: Transaction, changes: Changes) -> None
         transaction.fork_of(files).redo(changes.files)
     for done in settled_by(attempt, changes.settled):
         transaction.settle(done)
+    for spawned in changes.spawned:
+        stage_spawned(attempt, transaction, spawned)
     transaction.prepare()
     transaction.apply()
     if transaction.parent is not None:
@@ -211,11 +214,14 @@ def settled_by(attempt: Attempt, effects: Iterable[RecordedEffect]) -> list[Sett
 
 
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
-    """Charge the recorded model answers and summaries of runs nested in this call. These runs are not replayed.
+    """Charge the recorded model answers and summaries of runs nested in this call, and the shares of its background runs.
 
-    With `before`, charge only those in attempts with a lower number.
+    None of these runs is replayed. With `before`, charge only those in attempts with a lower number.
     """
     run, place = attempt.run, attempt.call.place
+    for spawned in run.log.spawned_under(place, before):
+        if run.budget is not None and spawned.run.parent is not None:
+            run.budget.reserve().settle(**spawned.run.parent.share)
     for body in run.log.bodies_under("model answer", place, before):
         answer = msgspec.msgpack.decode(body, type=AnswerCharge)
         if answer.usage is None:
