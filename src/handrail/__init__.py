@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from handrail.run.call import ToolCall
     from handrail.run.limits import Budget
     from handrail.run.response import PromptResponse
-    from handrail.sections import FileTools, ShellTools
+    from handrail.sections import BackgroundTools, FileTools, ShellTools
     from handrail.session import Session, kept
     from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool, tool_context
     from handrail.workers import Worker, WorkerRegistry
@@ -103,7 +103,7 @@ _HOMES = {
     "handrail.resources.workspace": "Workspace",
     "handrail.resources.memory": "MemoryFilesystem",
     "handrail.resources.shell": "Allow Shell",
-    "handrail.sections": "FileTools ShellTools",
+    "handrail.sections": "BackgroundTools FileTools ShellTools",
     "handrail.session": "Session kept",
     "handrail.tools": "PathArg ProviderTool Tool ToolExample ToolResult tool tool_context",
     "handrail.workers": "Worker WorkerRegistry",
@@ -121,6 +121,7 @@ __all__ = [
     "Answer",
     "AnthropicModel",
     "Attachment",
+    "BackgroundTools",
     "Binding",
     "Budget",
     "CallFailed",

@@ -14,17 +14,29 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, Agent, Budget, Prompt, ScriptedModel, Session, ToolCall, ToolContext, tool
+from handrail import (
+    Adapter,
+    Agent,
+    BackgroundTools,
+    Budget,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    WorkerRegistry,
+    tool,
+)
 from handrail.errors import RunUnknown
 from handrail.events import BackgroundEnded, BackgroundStarted
 from handrail.fleet import FleetApp, Runner
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.messages import ModelRequest, UserMessage
+from handrail.messages import ModelRequest, ToolMessage, UserMessage
 from handrail.run.limits import BudgetTracker
 from handrail.run.record.begin import decode_outcome
-from handrail.runs import children, messages, send
+from handrail.runs import children, messages, send, undo
 from support import PATIENCE
 from support.background_app import HELPER, HOST, host
 
@@ -286,3 +298,148 @@ async def test_a_message_to_a_background_run_is_told_to_it():
     async with working(journal, HELPER):
         child = await ended(journal, "r")
     assert decode_outcome(child).text == "goodbye"
+
+
+async def test_undoing_the_call_cancels_what_it_has_begun_and_says_what_that_had_done():
+    journal = MemoryJournal()
+    await host.run(asked(), journal=journal, run_id="r", session="s", app=HOST)
+    [child] = await children(journal, "r")
+    [unit] = await journal.calls.load("r")
+    done = await undo(journal, "r", unit.call_id)
+    assert (await journal.runs.get(child.record.id)).status == "cancelled"
+    assert not any(child.record.id in each for each in done.stands)
+
+
+async def test_undoing_the_call_names_what_the_background_run_has_changed(tmp_path: Path):
+    journal = MemoryJournal()
+    await host.run(
+        asked(message="keep this", files=str(tmp_path)), journal=journal, run_id="r", session="s", app=HOST
+    )
+    async with working(journal, HELPER):
+        child = await ended(journal, "r")
+    assert (tmp_path / "kept").read_text() == "this"
+    [unit] = await journal.calls.load("r")
+    done = await undo(journal, "r", unit.call_id)
+    assert f"file kept (by the background run {child.record.id})" in done.stands
+    response = await host.run("thanks", journal=journal, run_id="r2", session="s", app=HOST)
+    assert any(f"by the background run {child.record.id}" in each for each in said(response))
+
+
+WORKERS = {
+    "host.md": """---
+description: Hosts.
+tools: [begin_one]
+workers: [helper]
+commit: each
+policies: []
+---
+You begin one.""",
+    "helper.md": """---
+description: Helps.
+model: scripted_helper:model
+policies: []
+---
+You help.""",
+    "scripted_helper.py": """
+from handrail import ScriptedModel
+from support.background_app import help
+
+model = ScriptedModel(help)
+""",
+    "tools.py": '''
+from handrail import ToolContext, tool
+
+
+@tool(effect="idempotent")
+async def begin_one(context: ToolContext) -> str:
+    """Begin one."""
+    return context.spawn("helper", "hello").id
+''',
+}
+
+
+@pytest.mark.parametrize("commit", ["each", "whole"])
+async def test_a_worker_begins_another_by_name_and_under_commit_each_with_the_call_itself(
+    commit: str, tmp_path: Path
+):
+    """With `commit: each` the background run has begun although the worker fails later; otherwise it has not."""
+    for name, text in WORKERS.items():
+        (tmp_path / name).write_text(text if commit == "each" else text.replace("commit: each\n", ""))
+
+    def answer(request: ModelRequest) -> ToolCall | str:
+        if "You begin one." in request.system:
+            if len(request.messages) > 1:
+                raise ValueError("the model fails")
+            return ToolCall("begin_one")
+        return "done" if len(request.messages) > 1 else ToolCall("host", {"input": "go"})
+
+    journal = MemoryJournal()
+    workers = WorkerRegistry(tmp_path)
+    adapter = Adapter(ScriptedModel(answer), journal=journal, workers=workers)
+    await adapter.evaluate(Prompt("root", "You delegate.", tools=[workers.tool("host")]), "go", run_id="r")
+    begun = await children(journal, "r")
+    assert [each.record.app for each in begun] == ([str(tmp_path / "helper.md")] if commit == "each" else [])
+    if begun:
+        async with working(journal, str(tmp_path / "helper.md")):
+            assert decode_outcome(await ended(journal, "r")).text == "hello"
+
+
+def local(*arguments: str, message: str = "") -> tuple[Waiting, Any]:
+    model = Waiting(*arguments)
+    return model, hosted(model)
+
+
+async def test_without_a_journal_a_task_of_this_process_carries_it_out_and_its_end_is_told():
+    model, agent = local(asked())
+    session, events = Session(), list[Any]()
+    session.dispatcher.subscribe(BackgroundEnded, events.append)
+    session.dispatcher.subscribe(BackgroundStarted, lambda _: model.go.set())
+    response = await agent.run("go", session=session)
+    async with asyncio.timeout(PATIENCE):
+        while not any("is done: hello" in each for each in said(response)):
+            await asyncio.sleep(0)
+            response = await agent.run("again", session=session)
+    assert sum("is done: hello" in each for each in said(response)) == 1
+
+
+async def test_without_a_journal_a_call_that_fails_begins_nothing():
+    model, agent = local(asked(outcome="fail"))
+    model.go.set()
+    session, events = Session(), list[Any]()
+    session.dispatcher.subscribe(BackgroundStarted, events.append)
+    await agent.run("go", session=session)
+    assert events == []
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_a_model_begins_lists_waits_for_and_cancels_background_runs(recorded: bool):
+    """The tools of `BackgroundTools` work with and without a journal, in the runs of one session."""
+    journal = MemoryJournal() if recorded else None
+    results: list[str] = []
+
+    def answer(request: ModelRequest) -> ToolCall | str:
+        last = request.messages[-1]
+        if isinstance(last, ToolMessage):
+            results.append(last.text)
+            return "done"
+        asked = [each.text for each in request.messages if each.text.startswith("background_")]
+        name, _, arguments = asked[-1].partition(" ")
+        return ToolCall(name, arguments)
+
+    section = BackgroundTools({"helper": HELPER})
+    agent = Agent(ScriptedModel(answer), [section])
+    session = Session(id="s")
+
+    async def call(name: str, **arguments: Any) -> str:
+        await agent.run(f"{name} {json.dumps(arguments)}", session=session, journal=journal)
+        return results[-1]
+
+    async with working(journal, HELPER) if journal else contextlib.nullcontext():
+        id = (await call("background_start", agent="helper", message="hello")).split()[3]
+        assert await call("background_wait", id=id) == "hello"
+        [shown] = json.loads(await call("background_list"))
+        assert shown == {"id": id, "agent": "helper", "status": "done"}
+        assert "over" in await call("background_say", id=id, text="more")
+        assert "It is cancelled" in await call("background_cancel", id=id)
+        assert f"These were begun: {id}" in await call("background_wait", id="other")
+        assert "refused" in await call("background_start", agent=HELPER, message="hello")

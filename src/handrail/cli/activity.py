@@ -24,6 +24,8 @@ from handrail.events import (
     Advised,
     ApprovalDecided,
     AttachmentDelta,
+    BackgroundEnded,
+    BackgroundStarted,
     CallStatus,
     ConversationCompacted,
     Emitted,
@@ -356,6 +358,14 @@ class Activity:
             return [Text("» ", "bold cyan") + Text(f"told: {text}", "not bold default")]
         return [Text(f"· withdrawn: {text}", "dim")]
 
+    def on_background(self, event: BackgroundStarted) -> list[Text]:
+        what = f"{escape_line(event.agent, _MAX_NAME)}: {escape_line(event.message, _MAX_REASON)}"
+        return [Text(f"⇉ begun in the background: {what}", "dim")]
+
+    def on_background_ended(self, event: BackgroundEnded) -> list[Text]:
+        how = f"{escape_line(event.end.agent, _MAX_NAME)} {event.end.end}"
+        return [Text(f"⇉ {how}: {escape_line(event.end.text, _MAX_REASON)}", "dim")]
+
     # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
@@ -387,6 +397,8 @@ _HANDLERS: dict[type, Any] = {
     ModelFailed: Activity.on_failed,
     PromptExecuted: Activity.on_executed,
     MessageQueued: Activity.on_queued,
+    BackgroundStarted: Activity.on_background,
+    BackgroundEnded: Activity.on_background_ended,
     Advised: Activity.on_advised,
     ConversationCompacted: Activity.on_compacted,
     ToolWithheld: Activity.on_withheld,

@@ -77,12 +77,22 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     """
     if not lines:
         return "There are no runs."
-    heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "WORKSPACE", "FORKED FROM")
+    heads = (
+        "RUN",
+        "STANDING",
+        "PROMPT",
+        "MODEL",
+        "STARTED",
+        "WAITS FOR",
+        "WORKSPACE",
+        "FORKED FROM",
+        "BEGUN BY",
+    )
     rows = [
         (
             escape(line.id), line.standing, _line(_source(line.row.record), 40), _line(line.row.record.model, 40),
             _ago(line.row.record.began_at, now), waits_for(line, workers, now), ", ".join(line.workspaces),
-            _line(line.row.record.forked_from, 40),
+            _line(line.row.record.forked_from, 40), _parent_of(line.row.record),
         )
         for line in lines
     ]  # fmt: skip
@@ -94,6 +104,11 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     for row in rows:
         table.add_row(*(Text(cell, _COLOURS.get(cell, "") if at == 1 else "") for at, cell in enumerate(row)))
     return table
+
+
+def _parent_of(record: RunRecord) -> str:
+    """Return the id of the run that began a run in the background; "" if none did."""
+    return "" if record.parent is None else escape(record.parent.run_id)
 
 
 def _source(record: RunRecord) -> str:
@@ -160,6 +175,9 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     head.append(f"\n{_line(record.prompt)} on {_line(record.model)} · {began}{lasted}\n{spent}", "dim")
     if record.forked_from:
         head.append(f"\nforked from {escape(record.forked_from)}", "dim")
+    if record.parent is not None:
+        by = f"{_parent_of(record)}, call {escape(record.parent.call_id)}"
+        head.append(f"\nbegun in the background by {by}", "dim")
     shown = Tree(head, guide_style="dim")
     if tree.begin.message is not None:
         shown.add(Text(f"» {_text(tree.begin.message, full)}"))
@@ -173,6 +191,13 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     for asked in tree.questions:
         if asked.answer is None:
             shown.add(question_text(asked.question, full))
+    for child in tree.children:
+        text = Text(f"⇉ {_line(child.row.record.prompt)}  ", "default")
+        text.append(child.standing, _COLOURS[child.standing])
+        text.append(f"  {escape(child.row.record.id)}", "dim")
+        node = shown.add(text)
+        for question in child.questions:
+            node.add(question_text(question, full))
     for message in tree.messages:
         shown.add(message_text(message, full))
     for each in tree.unapplied:
@@ -319,7 +344,9 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 def message_text(message: QueuedMessage, full: bool = False) -> Text:
     """Format a message that was sent to a run while it worked, with its state and its id."""
-    text = Text(f"» {_text(message.text, full)}")
+    from handrail.run.record.notices import text_of
+
+    text = Text(f"» {_text(text_of(message), full)}")
     when = f", {message.when}" if message.state == "waiting" else ""
     text.append(f"  {message.state}{when}", "yellow" if when else "dim")
     text.append(f"  {escape(message.id)}", "dim")
@@ -402,7 +429,7 @@ def run_data(line: RunLine) -> dict[str, Any]:
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
         "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
         "questions": line.row.questions, "forked_from": record.forked_from, "stopping": line.row.stopping,
-        "unapplied": line.unapplied, "workspaces": line.workspaces, "tool": None if call is None else call.tool,
+        "parent": None if record.parent is None else record.parent.run_id, "unapplied": line.unapplied, "workspaces": line.workspaces, "tool": None if call is None else call.tool,
     }  # fmt: skip
 
 
@@ -415,6 +442,7 @@ def tree_data(tree: RunTree) -> dict[str, Any]:
         "cost": None if tree.cost is None else str(tree.cost),
         "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],
         "unapplied": tree.unapplied, "messages": [msgspec.structs.asdict(each) for each in tree.messages],
+        "children": [{"run_id": each.row.record.id, "standing": each.standing} for each in tree.children],
     }  # fmt: skip
     return msgspec.json.decode(msgspec.json.encode(said, enc_hook=pydantic_core.to_jsonable_python))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,7 @@ from handrail.run.record.begin import amounts_of, code_of, decode_outcome, promp
 from handrail.run.record.notices import text_of
 from handrail.run.run import Run
 from handrail.run.spawning import stage, stage_spawned
-from handrail.runs import cancel, send
+from handrail.runs import cancel, children, send
 from handrail.session import Session
 from handrail.text.raised_errors import described
 from handrail.tools import EFFECTS
@@ -86,9 +86,9 @@ class Background:
         """
         return Operation(self._wait, f"background({self.id!r}).wait")
 
-    def send(self, text: str, *, when: When = "next step") -> Operation[QueuedMessage]:
+    def send(self, text: str, *, when: When = "next step", id: str | None = None) -> Operation[QueuedMessage]:
         """Say something to the run while it works, as `handrail.runs.send` does."""
-        return Operation(lambda: self._send(text, when), f"background({self.id!r}).send")
+        return Operation(lambda: self._send(text, when, id), f"background({self.id!r}).send")
 
     def cancel(self) -> Operation[None]:
         """Cancel the run. If it is over, nothing happens."""
@@ -104,11 +104,11 @@ class Background:
         outcome = decode_outcome(row)
         return _answer(self.id, row.status, outcome.text if row.status == "done" else outcome.error)
 
-    async def _send(self, text: str, when: When) -> QueuedMessage:
+    async def _send(self, text: str, when: When, id: str | None) -> QueuedMessage:
         with self._begun():
             if isinstance(self._runs, _LocalRuns):
                 return await self._runs.find(self.id).stream.send(text, when=when)
-            return (await send(self._runs, self.id, text, when=when)).message
+            return (await send(self._runs, self.id, text, when=when, id=id)).message
 
     async def _cancel(self) -> None:
         with self._begun():
@@ -127,6 +127,34 @@ class Background:
                 "it is not there: it begins when the call that begins it has committed",
                 "Wait for it in a later call, or let its end be told to the model.",
             ) from error
+
+
+class BackgroundRuns:
+    """The background runs that the runs of a call's session have begun."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._run = attempt.run
+
+    async def list(self) -> Sequence[Mapping[str, str]]:
+        """Return each run's id, agent and status, oldest first."""
+        run = self._run
+        if run.journal is None:
+            local = _local.get(run.session, _LocalRuns()).runs
+            return [
+                {"id": id, "agent": each.started.agent, "status": "done" if each.work.done() else "running"}
+                for id, each in local.items()
+            ]
+        rows = await run.journal.runs.list(session_id=run.session.id, principal=run.session.principal)
+        found = [each for row in rows for each in await children(run.journal, row.record.id)]
+        return [{"id": each.record.id, "agent": each.record.prompt, "status": each.status} for each in found]
+
+    async def find(self, id: str) -> Background:
+        """Return one of the runs. Raises `RunError` if there is none with this id."""
+        run, known = self._run, [each["id"] for each in await self.list()]
+        if id not in known:
+            hint = f"These were begun: {', '.join(known)}." if known else "None was begun."
+            raise RunError(id, "no run of this conversation has begun it", hint)
+        return Background(id, _local[run.session] if run.journal is None else run.journal)
 
 
 def _answer(id: str, end: str, text: str) -> str:
@@ -359,6 +387,7 @@ class _LocalRun:
     stream: RunStream[Any]
     started: BackgroundStarted
     work: asyncio.Task[QueuedMessage]
+    telling: asyncio.Task[None]
 
 
 class _LocalRuns:
@@ -409,7 +438,8 @@ def _spawn_here(
         stream = Context().run(lambda: source.begin(message, **options))  # it is not a part of the call
         carried_out = _carry_out(root, stream, started, share, spending)
         work = attempt.call.loop.create_task(carried_out, context=Context())
-        local.runs[id] = _LocalRun(stream, started, work)
+        telling = attempt.call.loop.create_task(_tell(root, work), context=Context())
+        local.runs[id] = _LocalRun(stream, started, work, telling)
 
     stage(attempt, attempt.open_transaction, share, started, begin)
     return Background(id, local)
@@ -422,7 +452,7 @@ async def _carry_out(
     share: Amounts,
     spending: BudgetTracker | None,
 ) -> QueuedMessage:
-    """Execute a background run in this process, and tell its parent the end."""
+    """Execute a background run in this process, and return its end."""
     end: RunStatus = "done"
     try:
         text = (await stream.response).text
@@ -431,7 +461,7 @@ async def _carry_out(
     except Exception as error:
         end, text = "failed", described(error)
     spent: Amounts = {} if spending is None else amounts_of(spending.spent())
-    message = QueuedMessage(
+    return QueuedMessage(
         id=started.background_id,
         text=text,
         by=parent.session.principal,
@@ -440,13 +470,11 @@ async def _carry_out(
         end=end,
         left={unit: amount - spent[unit] for unit, amount in share.items()},
     )
-    await _tell(parent, message)
-    return message
 
 
-async def _tell(parent: Run, message: QueuedMessage) -> None:
+async def _tell(parent: Run, work: asyncio.Task[QueuedMessage]) -> None:
     """Tell a run the end of a background run, or leave it in the conversation for the session's next run if the parent is over."""
-    messages = parent.options.messages
+    message, messages = await work, parent.options.messages
     assert messages is not None, "a run that begins a background run hears its end"
     try:
         await messages.send(parent.run_context.run_id, message)

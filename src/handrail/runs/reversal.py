@@ -13,7 +13,7 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import run_in_thread
-from handrail.errors import Conflict, FileError, HandrailError, RunBusy, RunError, UndoRefused
+from handrail.errors import Conflict, FileError, HandrailError, RunBusy, RunError, RunUnknown, UndoRefused
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CallKey, CommitUnit, Entry, RunRecord, RunRow
 from handrail.run.place import Place
@@ -21,6 +21,7 @@ from handrail.run.record.begin import heed_undone
 from handrail.run.record.format import InnerCall
 from handrail.run.record.lease import acquire_run, is_executing
 from handrail.run.record.notices import UndoneCall, runs_of_others, undone_in
+from handrail.runs.catalog import cancel
 from handrail.session import Session
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ async def undo(
 
     Inner calls that committed separately are undone with it, last first, even if the call itself failed.
     Changes to a workspace are undone on any host, and need no `filesystem`.
+    Background runs that it has begun are cancelled, and what they have done stands.
     The model is told about the undo in the session's next turn. If this process has the session in memory, pass it as
     `session`, so that it drops the call immediately. Otherwise it drops the call when it is next evaluated.
 
@@ -110,7 +112,7 @@ async def _undo(
         _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own], others)
         _refuse_files(unit, row.record, filesystem)
     effects = _all(unit.effects for unit in units)
-    if effects and not any(unit.writes for unit in units):
+    if effects and not any(unit.writes or unit.spawned for unit in units):
         raise UndoRefused(call_id, (), f"an undo does not reverse what it did: {', '.join(effects)}")
     *inner, outer = units
     order, undone = [*reversed(inner), outer], list[Undoing]()
@@ -120,12 +122,14 @@ async def _undo(
             await run_in_thread(lambda: _check_folder(filesystem, order, journal.id, begun))
             for unit in order:
                 paths = await _undo_files(filesystem, unit, journal, clock, unit.call_id in begun)
-                done = _outcome(unit, paths, undone if unit is outer else ())
+                stopped = await _stop_spawned(journal, unit)
+                done = _outcome(stopped, paths, undone if unit is outer else ())
                 await _record(journal, [(unit, done)], call_id, clock)
                 undone.append(done)
         else:
-            every = [_outcome(unit, _paths_of(unit)) for unit in order[:-1]]
-            every.append(_outcome(outer, _paths_of(outer), every))
+            stopped = [await _stop_spawned(journal, unit) for unit in order]
+            every = [_outcome(unit, _paths_of(unit)) for unit in stopped[:-1]]
+            every.append(_outcome(stopped[-1], _paths_of(outer), every))
             await _record(journal, [*zip(order, every, strict=True)], call_id, clock)
             undone = every
     except UndoRefused as refused:
@@ -136,6 +140,28 @@ async def _undo(
             undone_now = await undone_in(journal, row.record.session_id, row.record.principal)
             await heed_undone(journal, session, undone_now)
     return undone[-1]
+
+
+async def _stop_spawned(journal: Journal, unit: CommitUnit) -> CommitUnit:
+    """Cancel the background runs that a call has begun. Returns the call with what they have done as its effects."""
+    done = await _cancel_spawned(journal, unit) if unit.spawned else []
+    return msgspec.structs.replace(unit, effects=[*unit.effects, *done]) if done else unit
+
+
+async def _cancel_spawned(journal: Journal, unit: CommitUnit) -> list[str]:
+    """Cancel the background runs that a call has begun, and those that they have begun. Returns what they had done."""
+    done: list[str] = []
+    for each in unit.spawned:
+        try:
+            await cancel(journal, each.run.id)
+        except RunUnknown:
+            continue  # it was forgotten, or this is a fork of the run that has begun it
+        for own in await journal.calls.load(each.run.id):
+            what = ", ".join([*own.effects, *own.writes])
+            if own.status == "ok" and what:
+                done.append(f"{what} (by the background run {each.run.id})")
+            done += await _cancel_spawned(journal, own)
+    return done
 
 
 def _outcome(unit: CommitUnit, paths: Sequence[str], inner: Sequence[Undoing] = ()) -> Undoing:

@@ -15,6 +15,7 @@ from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, QuestionRecord, QueuedMessage, RunRow
 from handrail.messages import AssistantMessage, Compaction, Message, ToolMessage, Traits, Usage
 from handrail.models.prices import tariff_of
+from handrail.question import Question
 from handrail.resources.directory.recovery import Unapplied
 from handrail.run.answer import FailedRequest, RecordedAnswer, RecordedCompaction, total
 from handrail.run.place import RUN, Place
@@ -22,7 +23,7 @@ from handrail.run.record.begin import RunBegin, RunOutcome, decode_begin, decode
 from handrail.run.record.format import InnerCall, Tried, text_of
 from handrail.run.record.lineage import retold
 from handrail.run.record.recorded_session import load_session
-from handrail.runs.catalog import Standing, standing_of
+from handrail.runs.catalog import Standing, children, standing_of
 from handrail.runs.reversal import unapplied
 from handrail.session import Session
 from handrail.session.serialization import name_of
@@ -107,6 +108,14 @@ class Nested(msgspec.Struct, kw_only=True):
     """The run's calls that can't be assigned to one of its answers."""
 
 
+class BackgroundRun(msgspec.Struct, frozen=True):
+    """A background run that a run has begun, with its open questions."""
+
+    row: RunRow
+    standing: Standing
+    questions: Sequence[Question]
+
+
 class RunTree(msgspec.Struct, kw_only=True):
     """A run with the model answers, calls and questions that its journal has recorded."""
 
@@ -127,6 +136,8 @@ class RunTree(msgspec.Struct, kw_only=True):
     """The run's calls whose recorded file changes are not applied, and why."""
     messages: Sequence[QueuedMessage] = ()
     """What was said to the run while it worked, in the order in which it was accepted."""
+    children: Sequence[BackgroundRun] = ()
+    """The background runs that the run has begun, oldest first."""
 
     @property
     def steps(self) -> int:
@@ -155,8 +166,15 @@ async def show(journal: Journal, run_id: str) -> RunTree:
         await journal.calls.load(run_id),
         await journal.questions.history(run_id),
     ).tree(standing_of(row))
-    said_to_it = await journal.messages.list(run_id)
-    return msgspec.structs.replace(tree, unapplied=await unapplied(journal, run_id), messages=said_to_it)
+    return msgspec.structs.replace(
+        tree,
+        unapplied=await unapplied(journal, run_id),
+        messages=await journal.messages.list(run_id),
+        children=[
+            BackgroundRun(each, standing_of(each), await journal.questions.open(each.record.id))
+            for each in await children(journal, run_id)
+        ],
+    )
 
 
 class _Builder:

@@ -270,7 +270,7 @@ async def _queued(journal: Journal, rows: Sequence[RunRow]) -> Sequence[dict[str
         return ()
     run_id = rows[-1].record.id
     found = await journal.messages.list(run_id)
-    return [queued_json(run_id, each) for each in found if each.state == "waiting"]
+    return [queued_json(run_id, each) for each in found if each.state == "waiting" and not each.child]
 
 
 def title_of(rows: Sequence[RunRow]) -> str:
