@@ -22,6 +22,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from mcp import Client
+from support.background_app import HOST, host
 from support.parked_runs import answer_to
 from support.recorded import Recorder, call
 from support.texts import RUN_ID_TAKEN
@@ -423,3 +424,18 @@ def test_an_answer_that_is_cut_off_fails(line: Line):
     digest = line.json("show", "tea")["waiting"][0]["digest"]
     line("answer", "tea", "--value", '{"n": 1}', "--digest", digest)
     assert "The answer was cut off" in line("resume", "tea", "--model", "the_app:model", code=1)
+
+
+def test_background_runs(line: Line):
+    """`list` and `show` name the run that began a background run, and `show` lists a run's background runs and what it was told of them."""
+    journal = SqliteJournal(line.base / "runs.db")
+    response = host.run('{"message": "hello"}', journal=journal, run_id="parent", app=HOST).wait()
+    journal.close()
+    assert "parent" in next(each for each in line("list").splitlines() if response.text in each)
+    assert line.json("list")["runs"][0]["parent"] == "parent"
+    shown = line("show", "parent")
+    assert f"helper  queued  {response.text}" in shown
+    assert line.json("show", "parent")["children"] == [{"run_id": response.text, "standing": "queued"}]
+    line("cancel", response.text)
+    assert f"The background run {response.text} (helper) was cancelled" in line("show", "parent")
+    assert "begun in the background by parent" in line("show", response.text)
