@@ -20,7 +20,7 @@ LAYERS = {
         5: "cli fleet serve mcp __main__",
         4: "agent environment handoff workers durable runs",
         3: """models sections
-            run.entry run.redemption run.adapter run.response run.loop run.request
+            run.entry run.redemption run.adapter run.response run.loop run.orders run.request
             run.answer run.compaction run.conversation run.evaluation run.window
             run.record.begin run.record.recorded_session run.record.lineage run.record.notices""",
         2: "run guard",

@@ -18,7 +18,7 @@ from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError
 from handrail.text.rendering import Row, rows_of
 
-QuestionKind = Literal["approval", "input", "handoff"]
+QuestionKind = Literal["approval", "input", "handoff", "pause"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
 
 

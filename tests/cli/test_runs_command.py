@@ -186,7 +186,13 @@ def test_messages_to_a_run(line: Line):
     sent = [line.json("send", "tea", each, "--when", "afterwards")["message"] for each in ("and kilos", "x")]
     assert [each["when"] for each in sent] == ["afterwards", "afterwards"]
     edited = line.json("send", "tea", "and grams", "--edit", sent[0]["id"], "--when", "next-step")["message"]
-    assert {**edited, "at": 0} == {**sent[0], "text": "and grams", "when": "next step", "at": 0}
+    assert {**edited, "at": 0} == {
+        **sent[0],
+        "text": "and grams",
+        "when": "next step",
+        "edited": True,
+        "at": 0,
+    }
     assert "Withdrawn" in line("send", "tea", "--withdraw", sent[1]["id"])
     assert [(each["text"][-5:], each["state"]) for each in line.json("show", "tea")["messages"]] == [
         ("etres", "waiting"),
@@ -201,6 +207,25 @@ def test_messages_to_a_run(line: Line):
     assert "» x  withdrawn" in shown
     refused = line.json("send", "tea", "--edit", edited["id"], "and tons", code=1)["error"]
     assert "already told" in refused["message"]
+
+
+def test_orders_to_a_run(line: Line):
+    """`pause`, `continue`, `wrap-up` and `stop` order a run; `show` lists the orders with what was said, and the pause that waits."""
+    line.record("tea", call("choose"))
+    said = line("pause", "te", "look at the cups")
+    assert "» [pause] look at the cups  waiting" in said
+    assert "after the run's questions are answered" in said
+    assert "not paused any more" in line("continue", "tea")
+    assert "is not paused" in line.json("continue", "tea", code=1)["error"]["message"]
+    line("pause", "tea")
+    line("answer", "tea", "--value", '{"n": 3}', "--digest", line.json("show", "tea")["waiting"][0]["digest"])
+    (question,) = line.json("resume", "tea", "--model", "the_app:model", code=5)["questions"]
+    assert question["kind"] == "pause"
+    assert "The run is paused" in line("show", "tea")
+    assert line.json("stop", "tea", "thanks")["message"]["order"] == "stop"
+    said = line("resume", "tea", "--model", "the_app:model", code=1)
+    assert "stopped before its task was complete" in said
+    assert "» [stop] thanks  told" in line("show", "tea")
 
 
 def test_a_call_that_was_not_approved(line: Line):

@@ -6,6 +6,7 @@ Together they cover nested runs, questions, approvals, handoffs, retries, thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -33,12 +34,15 @@ from handrail import (
     tool,
 )
 from handrail.environment import LaterEnvironment
-from handrail.errors import QuestionTimedOut
+from handrail.errors import MessageRefused, QuestionTimedOut
 from handrail.guard import CapabilityPolicy, RateLimitPolicy
 from handrail.messages import ModelPart, ModelRequest, ToolMessage, Traits, Usage, UserMessage
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.run.call import ToolCall
+from handrail.run.mailbox import send
+from handrail.run.record.notices import WRAP_UP
+from handrail.runs import edit, withdraw
 from handrail.session import kept
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
@@ -800,3 +804,59 @@ def the_same_is_sent(seen: Seen) -> str | None:
 
 
 READING = Scenario(name="long", play=reading, laws=[the_same_is_sent])
+
+
+# --- an eighth scenario: a run that is told things, pauses twice and wraps up ---------------------------------------
+
+
+def steering(stage: Stage) -> Play:
+    """Return a play of a run whose tool says things to it, edits and withdraws some, and orders two pauses and the end."""
+
+    @tool(effect="idempotent", capabilities={"talk"})
+    async def talk(round: int, context: ToolContext) -> str:
+        """Say things to the run."""
+        run_id = context.run_context.run_id
+
+        async def say(text: str, **how: Any) -> None:
+            await send(stage.journal, run_id, text, id=f"{text} {round}", **how)
+
+        await say("first")
+        await say("wrong")
+        await say("last", when="afterwards")
+        await say("never")
+        with contextlib.suppress(MessageRefused):  # it was withdrawn before a crash
+            await withdraw(stage.journal, run_id, f"never {round}")
+        await edit(stage.journal, run_id, f"wrong {round}", f"right {round}")
+        await say("wait", order="pause")
+        if round == 2:
+            await say("end", order="wrap up")
+        return f"said {round}"
+
+    said = [ToolCall("talk", {"round": 1}), "Heard.", ToolCall("talk", {"round": 2}), "All of it."]
+    adapter = Adapter(
+        stage.model({"You listen": said}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    person = Person(answers={"pause": "continue"})
+    return Play(adapter, Prompt("steered", "You listen.", tools=[talk]), "Begin.", person)
+
+
+def told_once_in_order(seen: Seen) -> str | None:
+    """Return None if the model was told each message once, in order, and was not told what was withdrawn. Otherwise, return the problem."""
+    messages = seen.world.all("ended")[-1].details["messages"]
+    heard = [each["text"].split("\n\n") for each in messages if each.get("midway")]
+    expected = [
+        ["first", "right 1", "wait"],
+        ["last"],
+        ["first", "right 2", "wait"],
+        ["end", WRAP_UP],
+        ["last"],
+    ]
+    return None if heard == expected else f"the model was told {heard}"
+
+
+STEERING = Scenario(name="steering", play=steering, laws=[told_once_in_order])

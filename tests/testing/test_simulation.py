@@ -30,7 +30,17 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from testing.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, READING, REMARKING, SHOPPING, Colour
+from testing.simulated import (
+    DECIDING,
+    DELIVERING,
+    ERRANDS,
+    EXPIRING,
+    READING,
+    REMARKING,
+    SHOPPING,
+    STEERING,
+    Colour,
+)
 from testing.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
@@ -115,6 +125,15 @@ def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
     """
     every = 1 if ALL else 6
     report = crashed(DELIVERING, write_every=every, step_every=10 * FEWER, overtaken_every=0, again=True)
+    report.assert_kept()
+    assert report.tried["step"] > 2
+
+
+@pytest.mark.timeout(900)
+def test_a_run_that_is_steered_survives_it():
+    """Whenever the process dies, each message is told once and in order, and each order is carried out once."""
+    every = 1 if ALL else 8
+    report = crashed(STEERING, write_every=every, step_every=20 * FEWER, overtaken_every=40, parked_every=60)
     report.assert_kept()
     assert report.tried["step"] > 2
 

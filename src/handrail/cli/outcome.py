@@ -99,6 +99,8 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
         "length": "The answer was cut off at the model's length limit.",
         "refused": "The model refused to answer.",
         "incomplete": "The run ended before its task was complete.",
+        "stopped": "The run was stopped before its task was complete.",
+        "wrapped up": "The run was told to finish, so its task may not be complete.",
     }
     if stop_reason in notes:
         return FAILED, notes[stop_reason]

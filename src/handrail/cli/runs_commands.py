@@ -460,6 +460,43 @@ async def send(
     return Report(data, view.message_text(message), f"The model is told {told}.")
 
 
+Words = Annotated[str, typer.Argument(help="What its model is told with that.")]
+
+
+@command("pause")
+async def pause(journal: AnyJournal, run: RunId, text: Words = "") -> Report:
+    """Pause a run before its next step, until `continue` continues it. It takes no process meanwhile, if it can be parked."""
+    return await _order(journal, run, text, runs.pause)
+
+
+@command("stop")
+async def stop(journal: AnyJournal, run: RunId, text: Words = "") -> Report:
+    """End a run after its current step, with what it has done. Its session's next run reads TEXT."""
+    return await _order(journal, run, text, runs.stop)
+
+
+@command("wrap-up")
+async def wrap_up(journal: AnyJournal, run: RunId, text: Words = "") -> Report:
+    """Give a run's model one last turn, in which it can't call tools."""
+    return await _order(journal, run, text, runs.wrap_up)
+
+
+@command("continue")
+async def go_on(journal: AnyJournal, run: RunId, text: Words = "") -> Report:
+    """Continue a paused run. A run that no process executes then also needs `resume`."""
+    recorded = await RecordedRun.find(journal, run)
+    await runs.go_on(journal, recorded.id, text)
+    return Report({"run_id": recorded.id}, f"{recorded.id} is not paused any more.")
+
+
+async def _order(journal: AnyJournal, run: str, text: str, give: Any) -> Report:
+    recorded = await RecordedRun.find(journal, run)
+    message = (await give(journal, recorded.id, text)).message
+    told = _TOLD_IN.get(standing_of(recorded.row)) or _TOLD_BY["next step"]
+    data = {"run_id": recorded.id, "message": msgspec.structs.asdict(message)}
+    return Report(data, view.message_text(message), f"The run comes to it {told}.")
+
+
 @command("adopt")
 async def adopt(
     journal: AnyJournal,

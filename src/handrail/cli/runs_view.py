@@ -346,7 +346,8 @@ def message_text(message: QueuedMessage, full: bool = False) -> Text:
     """Format a message that was sent to a run while it worked, with its state and its id."""
     from handrail.run.record.notices import text_of
 
-    text = Text(f"» {_text(text_of(message), full)}")
+    words = [f"[{message.order}]" if message.order else "", _text(text_of(message), full)]
+    text = Text(f"» {' '.join(filter(None, words))}")
     when = f", {message.when}" if message.state == "waiting" else ""
     text.append(f"  {message.state}{when}", "yellow" if when else "dim")
     text.append(f"  {escape(message.id)}", "dim")

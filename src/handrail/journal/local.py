@@ -436,12 +436,10 @@ def check_message(
 ) -> bool:
     """Return whether a message is new. Raises `MessageRefused` if the run can't be sent it."""
     before = known.get(message.id)
-    if before is not None and (before.text, before.when, before.by) == (
-        message.text,
-        message.when,
-        message.by,
-    ):
-        return False
+    if before is not None and before.by == message.by:
+        again = msgspec.structs.replace(message, at=before.at, state=before.state)
+        if before.edited or again == before:
+            return False
     if before is not None:
         raise MessageRefused(run_id, f"the id {message.id!r} is that of another message", "Leave the id out.")
     _check_sender(run_id, message, principal)

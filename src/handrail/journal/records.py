@@ -35,12 +35,18 @@ the model would be done.
 Amounts = dict[str, int | Decimal]
 """Exact amounts of a budget, by unit."""
 
+Order = Literal["pause", "wrap up", "stop"]
+"""What a run is ordered to do before its next step: pause, take one last turn without calls, or end."""
+
 
 class QueuedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message that was sent to a run, or the end of a background run that the run has begun."""
+    """A message that was sent to a run, an order, or the end of a background run that the run has begun."""
 
     id: str
     text: str
+    """What its model is told; "" for an order without words."""
+    order: Order | None = None
+    """What the run is ordered to do when it comes to this message; None if its model is only told the text."""
     when: When = "next step"
     by: str = ""
     """The principal who sent it."""

@@ -49,6 +49,7 @@ from handrail.tools.effect import effect_refusal
 from handrail.tools.toolbox import NO_TOOLS, check_named_tools, without_late
 
 if TYPE_CHECKING:
+    from handrail.journal.records import Order
     from handrail.run.answer import ModelAnswer
 
 
@@ -132,8 +133,12 @@ class Evaluation:
         self.tariff = settings.tariff
         self.asked: ModelAnswer | None = None
         """The newest answer that was asked for, as far as it has arrived; None if none was."""
-        self.told_before: Place | None = None
-        """The place of the answer before which the model was last told, from the record, what people said."""
+        self.heard = 0
+        """How often the model was told what people said since its last answer."""
+        self.order: Order | None = None
+        """What the run was last ordered to do; None once that is done."""
+        self.is_last = False
+        """Whether the run was ordered to wrap up, so that its model has its last turn."""
         self.answered_by = ""
         """The name of the model that gave the newest answer; "" if there is no answer yet."""
         self.has_shown = False

@@ -27,6 +27,7 @@ from handrail.run.answer import ModelAnswer
 from handrail.run.call import OpenTurn
 from handrail.run.conversation import Conversation, first_text
 from handrail.run.evaluation import Evaluation
+from handrail.run.orders import end_as_ordered, hear
 from handrail.run.place import Place
 from handrail.run.record.format import Advice, RecordedResult, is_masked
 from handrail.run.record.notices import leave_remarks, tell_remarks, untold
@@ -280,12 +281,15 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
     run_id = run.run_context.run_id
     advisers = Advisers(evaluation) if prompt.feedback or prompt.completion else None
     repairs = turns = 0
-    begun = evaluation.begun
+    begun, said = evaluation.begun, ""
     try:
         while True:
             if evaluation.rendered.live:
                 evaluation.refresh()
+            if (run.log.is_kept or run.mailbox is not None) and not await hear(evaluation):
+                return await end_as_ordered(evaluation, Outcome(said, None, "stopped"))
             answer = await ask_model(evaluation)
+            said = answer.text or said
             turns += 1
             calls = conversation.fresh_ids(answer.calls())
             if answer.is_interrupted:
@@ -302,11 +306,17 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
                 if begun:
                     begun.clear()
                 run.model.answer = answer
-                results = await _run_calls(evaluation, calls, f"{run_id}/{turns}", answer.cut_off(calls))
+                refused = (
+                    _refused_at_the_end(evaluation, calls) if evaluation.is_last else answer.cut_off(calls)
+                )
+                results = await _run_calls(evaluation, calls, f"{run_id}/{turns}", refused)
                 taken = _answer_among(evaluation, calls, results) if evaluation.answers_by_call else None
-                if taken is None or untold(evaluation):
-                    repairs += evaluation.answers_by_call and any(
-                        evaluation.answer_tool(call.name) for call in calls
+                if evaluation.is_last and evaluation.output is None:
+                    return await end_as_ordered(evaluation, Outcome(answer.text, None, "wrapped up"))
+                if taken is None or (untold(evaluation) and not evaluation.is_last):
+                    repairs += evaluation.is_last or (
+                        evaluation.answers_by_call
+                        and any(evaluation.answer_tool(call.name) for call in calls)
                     )
                     if repairs > REPAIRS:
                         raise _no_answer(evaluation, results[-1].message)
@@ -325,6 +335,9 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
                         raise _no_answer(evaluation, str(error)) from error
                     await _correct(evaluation, error)
                     continue
+            if evaluation.is_last:
+                outcome = Outcome(outcome.text, outcome.output, "wrapped up")
+                return await end_as_ordered(evaluation, outcome)
             held = None if advisers is None else await advisers.hold(outcome.text, outcome.output)
             if held:
                 evaluation.say(UserMessage(held, True))
@@ -340,16 +353,24 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
 
 async def _has_more(evaluation: Evaluation, outcome: Outcome) -> bool:
     """Return whether the model has to be told something although it is done. If not, and the run is recorded, it ends here."""
-    run, place = evaluation.run, evaluation.run.place.answer(evaluation.answers + 1)
+    run = evaluation.run
     if run.outer is not None or run.end is None:
         return False
     while True:
-        if run.mailbox is not None:
-            run.mailbox.ends = True
-        if await tell_remarks(evaluation, place):
+        if await tell_remarks(evaluation, is_done=True):
             return True
+        evaluation.order = None  # there is nothing left to pause or to stop
         if await run.end(outcome):
             return False
+
+
+def _refused_at_the_end(evaluation: Evaluation, calls: Sequence[CallAsked]) -> Mapping[str, str]:
+    """Return the ids of the calls that a run does not make in its last turn, each with a message for the model."""
+    return {
+        each.id: f"{each.name} was not called, because the run is wrapped up."
+        for each in calls
+        if not evaluation.answer_tool(each.name)
+    }
 
 
 async def _correct(evaluation: Evaluation, error: ToolValidationError) -> None:

@@ -13,7 +13,7 @@ from handrail.events import BackgroundEnded, MessageQueued
 from handrail.ids import random_id
 from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal, Messages
-from handrail.journal.records import Entry, QueuedMessage, RunStatus, When
+from handrail.journal.records import Entry, Order, QueuedMessage, RunStatus, When
 from handrail.run.place import split_run_id
 from handrail.run.record.log import Told
 from handrail.tools.result import clean_text
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Mailbox:
     """The messages that wait for a run at the root. A run gets its mailbox with its first message."""
 
-    __slots__ = ("_known", "_messages", "_run", "_stopping", "ends", "waiting")
+    __slots__ = ("_known", "_messages", "_run", "_stopping", "waiting")
 
     def __init__(self, run: Run, messages: Messages) -> None:
         self._run = run
@@ -36,8 +36,6 @@ class Mailbox:
         """The answer that is being stopped for a message; None if none is."""
         self.waiting: Sequence[QueuedMessage] = ()
         """The messages that wait, as far as this process knows, in the order in which they were accepted."""
-        self.ends = False
-        """Whether the model is done, so that everything that waits is told to it."""
 
     async def look(self) -> None:
         """Find the messages that wait, and publish what has changed. If one is for `now`, the model's current answer is stopped.
@@ -65,16 +63,14 @@ class Mailbox:
         stopping, self._stopping = self._stopping, None
         return stopping is not None and stopping.take_back() and not stopping.interrupted
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a message is told before the next request."""
-        return any(self.ends or each.when != "afterwards" for each in self.waiting)
+    def is_due(self, *, is_done: bool) -> bool:
+        """Return whether a message is told before the next request, or now that the model is done."""
+        return any(is_done or each.when != "afterwards" for each in self.waiting)
 
-    async def deliver(self, key: str, write: Write) -> Told | None:
+    async def deliver(self, key: str, write: Write, *, is_done: bool) -> Told | None:
         """Record what is told before the next request under this key, and return the record; None if nothing is told."""
         run_id, now = self._run.run_context.run_id, self._run.log.now()
-        told = await deliver(self._messages, run_id, key, now, write, also_afterwards=self.ends)
-        self.ends = False
+        told = await deliver(self._messages, run_id, key, now, write, also_afterwards=is_done)
         await self.look()
         return told
 
@@ -109,10 +105,14 @@ async def deliver(
     def choose(waiting: Sequence[QueuedMessage]) -> tuple[Sequence[str], Entry] | None:
         nonlocal told
         due = [each for each in waiting if also_afterwards or each.when != "afterwards"]
+        ordered = next((at for at, each in enumerate(due) if each.order), None)
+        if ordered is not None:
+            del due[ordered + 1 :]  # what was said after an order is told once it is carried out
         told = write(due)
         if told is None:
             return None
-        told = msgspec.structs.replace(told, messages=[each.id for each in due])
+        order = None if ordered is None else due[ordered].order
+        told = msgspec.structs.replace(told, messages=[each.id for each in due], order=order)
         return told.messages, Entry("remark", key, now, msgspec.msgpack.encode(told))
 
     await messages.deliver(run_id, choose)
@@ -137,18 +137,19 @@ async def send(
     when: When = "next step",
     by: str | None = None,
     id: str | None = None,
+    order: Order | None = None,
 ) -> Receipt:
     """Say something to a run while it works, in this process or another, and return the receipt once it is recorded.
 
     The run's model is told it once: before its `next step`; `now`, which also stops the answer that it is giving; or
     `afterwards`, when it would be done. A run does not end before that. `by` is the principal who says it; by default the run's
-    own. Sending a message with an `id` again is harmless.
+    own. Sending a message with an `id` again is harmless. `order` also tells the run what to do: `pause`, `stop` and `wrap_up` give it.
 
     Raises `DefinitionError` for a text or a time that can't be sent, `MessageRefused` if the run is over, nested, or another principal's, and
     `RunUnknown` if there is no such run.
     """
     row = await journal.runs.get(check_root(run_id))
-    message = new_message(text, when, row.record.principal if by is None else by, id)
+    message = new_message(text, when, row.record.principal if by is None else by, id, order)
     status = await journal.messages.send(run_id, message)
     await ring(journal, run_id)
     return Receipt(message, status)
@@ -188,19 +189,23 @@ async def change(
     known = {each.id: each for each in await messages.list(check_root(run_id))}
     old = known.get(message_id) or QueuedMessage(id=message_id, text="-")
     text, by = old.text if text is None else text, old.by if by is None else by
-    new = new_message(text, when or old.when, by, message_id)
+    new = new_message(text, when or old.when, by, message_id, old.order)
     state, edited = ("withdrawn", old.edited) if withdrawn else ("waiting", True)
     await messages.edit(run_id, msgspec.structs.replace(new, state=state, edited=edited))
 
 
-def new_message(text: str, when: When, by: str, id: str | None = None) -> QueuedMessage:
+def new_message(
+    text: str, when: When, by: str, id: str | None = None, order: Order | None = None
+) -> QueuedMessage:
     """Create a message. Raises `DefinitionError` for a text or a time that can't be sent."""
-    if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be unchecked
+    if not isinstance(text, str) or not (order or text.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be unchecked
         raise DefinitionError("a message to a run is empty. Say something.")
     if when not in get_args(When):
         options = ", ".join(map(repr, get_args(When)))
         raise DefinitionError(f"when is {when!r}. Pass one of {options}.")
-    return QueuedMessage(id=id or random_id(), text=clean_text(text), when=when, by=by)
+    return QueuedMessage(
+        id=id or random_id(), text=clean_text(text.strip() and text), order=order, when=when, by=by
+    )
 
 
 def check_root(run_id: str) -> str:

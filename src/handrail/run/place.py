@@ -11,7 +11,7 @@ random ids, so a resumed run finds its records under the same places.
     approval      !1          first approval the gate asked for in an attempt
     compensation  -           call that undoes a call
     probe         =           call that finds out whether an interrupted call took effect
-    answer        #4          fourth answer of the model
+    answer        #4          fourth answer of the model; `#4?pause-1` is a pause before it
     advice        @2          second time the run asked its advisers
 
 For example, `.2~1/3.1` is the second call of a run, its first attempt, the run that the attempt's third verb
@@ -51,7 +51,7 @@ _INSIDE: dict[PlaceKind, tuple[PlaceKind, ...]] = {
     "attempt": ("call", "run", "question", "approval"),
     "question": (),
     "approval": (),
-    "answer": (),
+    "answer": ("question",),
     "advice": (),
 }
 """The kinds of steps that a place of each kind may contain."""
@@ -235,8 +235,8 @@ RUN = Place()
 
 
 def is_in_run(id: str, run_id: str) -> bool:
-    """Return whether `id` is the run's own id, or the id of something in one of its calls."""
-    return id == run_id or id.startswith(f"{run_id}{_SIGNS['call']}")
+    """Return whether `id` is the run's own id, or the id of something in one of its calls or before one of its answers."""
+    return id == run_id or id.startswith((f"{run_id}{_SIGNS['call']}", f"{run_id}{_SIGNS['answer']}"))
 
 
 def split_run_id(id: str) -> tuple[str, Place]:

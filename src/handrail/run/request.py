@@ -60,7 +60,6 @@ from handrail.run.compaction import SUMMARY, weight_of
 from handrail.run.conversation import StreamMask
 from handrail.run.limits import BudgetTracker, Reservation, charge_again
 from handrail.run.record.log import load_attachments, store_attachments
-from handrail.run.record.notices import tell_remarks, tell_undone
 from handrail.run.response import ANSWER_TOOL
 from handrail.run.run import Run
 from handrail.text.raised_errors import in_short
@@ -368,13 +367,10 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
     Raises `PromptEvaluationError` if no model answers, or none within the deadline and the budget.
     """
     run = evaluation.run
-    if run.parking is not None and run.parked:
-        raise asyncio.CancelledError  # the run was parked during a shielded step
     evaluation.answers += 1
+    evaluation.heard = 0
     if run.log.is_kept:
         place = evaluation.place_of_answer
-        await tell_undone(evaluation, place)
-        await tell_remarks(evaluation, place)
         if run.log.has("compaction", place):
             (evaluation.window or evaluation.measure()).restore(evaluation, place)
         recorded = run.log.find("model answer", place, RecordedAnswer)
@@ -382,8 +378,6 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
             await load_attachments(run.log.journal, run.log.run_id, recorded.attachments)
             return _replay(evaluation, recorded)
         evaluation.leave_record()
-    elif run.mailbox is not None:
-        await tell_remarks(evaluation, evaluation.place_of_answer)
     requests = Requests(evaluation)
     try:
         window = evaluation.window

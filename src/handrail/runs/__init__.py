@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from handrail.runs.check import Divergence, replay
     from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
     from handrail.runs.reversal import Undoing, discard, unapplied, undo, undo_problems
-    from handrail.runs.sending import Receipt, edit, messages, send, withdraw
+    from handrail.runs.sending import Receipt, edit, go_on, messages, pause, send, stop, withdraw, wrap_up
     from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
 
 __all__ = [
@@ -38,20 +38,24 @@ __all__ = [
     "forget",
     "fork",
     "get_files",
+    "go_on",
     "import_",
     "list_runs",
     "list_workspaces",
     "messages",
+    "pause",
     "put_files",
     "replay",
     "said",
     "send",
     "session",
     "show",
+    "stop",
     "unapplied",
     "undo",
     "undo_problems",
     "withdraw",
+    "wrap_up",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
@@ -62,7 +66,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
             "check": "Divergence replay",
             "copies": "FilesPut export fork get_files import_ list_workspaces put_files",
             "tree": "CallNode RunTree Turn said session show",
-            "sending": "Receipt edit messages send withdraw",
+            "sending": "Receipt edit go_on messages pause send stop withdraw wrap_up",
             "reversal": "Undoing discard unapplied undo undo_problems",
         },
     )

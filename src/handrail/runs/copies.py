@@ -40,6 +40,7 @@ from handrail.run.call import ToolCall
 from handrail.run.place import RUN, Place, leading_call
 from handrail.run.record.begin import RunBegin, check_begun, decode_begin
 from handrail.run.record.lineage import Lineage, lineage_of
+from handrail.run.record.log import Told
 from handrail.runs.tree import answers_in
 from handrail.session.serialization import under_id
 from handrail.text.rendering import counted
@@ -145,7 +146,16 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
         place = places.get(entry.key, "") if entry.kind in ("undone", "undoing") else entry.key
         call = leading_call(place)
         if at < until if call is None else call <= calls:
-            yield entry
+            yield _without_order(entry) if entry.kind == "remark" else entry
+
+
+def _without_order(entry: Entry) -> Entry:
+    """Return the record of what a model was told, without an order to pause or to stop, which the fork does not repeat."""
+    told = msgspec.msgpack.decode(entry.body, type=Told)
+    if told.order in (None, "wrap up"):
+        return entry
+    body = msgspec.msgpack.encode(msgspec.structs.replace(told, order=None))
+    return msgspec.structs.replace(entry, body=body)
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:

@@ -33,7 +33,7 @@ from handrail.run.record.begin import (
 from handrail.run.record.format import Advice, InnerCall, attachments_in, text_of
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import RunLog, Told
-from handrail.run.record.notices import undone_in, untold_messages
+from handrail.run.record.notices import place_of_remark, undone_in, untold_messages
 from handrail.run.record.recorded_session import compactions_in, logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
@@ -189,9 +189,13 @@ class _Retold:
 
     def _say_remark(self, number: int) -> None:
         """Add what people said before the answer with this number, along with their answers to questions."""
-        remark = self._found.get(("remark", RUN.answer(number)))
-        if remark is not None:
-            self._say(msgspec.msgpack.decode(remark, type=Told).message)
+        for often in count(1):
+            remark = self._found.get(("remark", place_of_remark(RUN.answer(number), often)))
+            if remark is None:
+                break
+            told = msgspec.msgpack.decode(remark, type=Told)
+            if told.has_words:
+                self._say(told.message)
 
     def _replies(self, number: int) -> Iterator[str]:
         """Yield what the model was told about an answer: how to correct it, or advice."""
@@ -273,8 +277,7 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
             spent = {"tokens": usage.tokens, "requests": usage.requests, "tool_calls": calls}
             messages = await retold(journal, row, UNFINISHED)
             if row.has_messages:
-                unread = await untold_messages(journal.messages, run_id, journal.clock.now().timestamp())
-                messages += [unread] if unread is not None else []
+                messages += await untold_messages(journal.messages, run_id, journal.clock.now().timestamp())
             outcome = RunOutcome(
                 stop_reason="cancelled",
                 messages=messages,

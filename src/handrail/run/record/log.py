@@ -15,7 +15,15 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
 from handrail.errors import BlobNotFoundError, Diverged, RunBusy, RunError
 from handrail.journal.protocol import Journal
-from handrail.journal.records import Amounts, CommitUnit, Entry, EntryKind, QuestionRecord, SpawnedRun
+from handrail.journal.records import (
+    Amounts,
+    CommitUnit,
+    Entry,
+    EntryKind,
+    Order,
+    QuestionRecord,
+    SpawnedRun,
+)
 from handrail.messages import Message, ToolMessage, UserMessage
 from handrail.question import Answer
 from handrail.run.place import Place
@@ -59,6 +67,13 @@ class Told(msgspec.Struct, frozen=True):
     """The ids of the messages to the run that are part of this one."""
     left: Amounts = {}
     """What the background runs whose ends are told have not spent of the budget."""
+    order: Order | None = None
+    """What the run was ordered to do; None if nothing."""
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the model was told anything. An order may come without words."""
+        return bool(self.message.text or self.message.attachments)
 
 
 class RunLog:

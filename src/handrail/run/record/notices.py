@@ -164,42 +164,69 @@ def forget_undone(
         session.state = state
 
 
-async def tell_remarks(evaluation: Evaluation, place: Place) -> bool:
-    """Tell the model of the outermost run, before a request, what people have said since the last one: to the run, or along with answers.
+WRAP_UP = (
+    "Finish now: this is your last turn. Say what is done and what is not. You can't call tools any more, except to give "
+    "your answer, if it is given by a call."
+)
+"""What a model is told when its run is ordered to wrap up."""
 
-    Does nothing in a nested run, or if nothing was said. Each remark is told once, also over resumptions: a replay repeats the message.
-    Returns whether anything was told.
+
+async def tell_remarks(evaluation: Evaluation, *, is_done: bool = False) -> bool:
+    """Tell the model of the outermost run, before its next request, what people have said since the last one: to the run, or along with answers.
+
+    With `is_done`, the model is done, so it is also told what is for afterwards. What was ordered becomes the evaluation's `order`. Does nothing in a nested run, or if nothing was said. Each remark is told
+    once, also over resumptions: a replay repeats the message. Returns whether the model was told anything.
     """
     log, mailbox = evaluation.run.log, evaluation.run.mailbox
-    if evaluation.run.outer is not None or evaluation.told_before == place:
+    if evaluation.run.outer is not None:
         return False
+    answer, place = evaluation.run.place.answer(evaluation.answers + 1), next_remark(evaluation)
     told = log.find("remark", place, Told)
     if told is None:
         said = untold(evaluation)
-        is_due = mailbox is not None and mailbox.is_due
-        if not (said or is_due) or log.has("model answer", place):
+        is_due = mailbox is not None and mailbox.is_due(is_done=is_done)
+        if not (said or is_due) or log.has("model answer", answer):
             return False
         evaluation.leave_record()
         if mailbox is not None and is_due:
-            return await finish(_tell_messages(evaluation, mailbox, place, said))
-        told = Told(list(said), _message_of(said.values()))
+            told = await finish(_tell_messages(evaluation, mailbox, place, said, is_done))
+            if told is None:
+                return False
+        else:
+            told = Told(list(said), _message_of(said.values()))
+            await load_attachments(log.journal, log.run_id, told.message.attachments)
+            _forget(evaluation)
+            _say(
+                evaluation, told
+            )  # before it is recorded as told, so that others always find it in one place or the other
+            await log.note("remark", place, told)
+    else:
         await load_attachments(log.journal, log.run_id, told.message.attachments)
-        _forget(evaluation)
-        evaluation.say(
-            told.message
-        )  # before it is recorded as told, so that others always find it in one place or the other
-        await log.note("remark", place, told)
-        return True
-    await load_attachments(log.journal, log.run_id, told.message.attachments)
-    _give_back(evaluation, told)
-    evaluation.told_before = place
-    evaluation.say(told.message)
-    return True
+        _give_back(evaluation, told)
+        _say(evaluation, told)
+    evaluation.heard += 1
+    evaluation.order = told.order
+    return told.has_words
+
+
+def next_remark(evaluation: Evaluation) -> Place:
+    """Return the place at which what is said next is recorded as told."""
+    return place_of_remark(evaluation.run.place.answer(evaluation.answers + 1), evaluation.heard + 1)
+
+
+def place_of_remark(answer: Place, number: int) -> Place:
+    """Return the place of the record that a model was told something for the `number`th time before an answer."""
+    return answer if number == 1 else answer.question(number)
+
+
+def _say(evaluation: Evaluation, told: Told) -> None:
+    if told.has_words:
+        evaluation.say(told.message)
 
 
 async def _tell_messages(
-    evaluation: Evaluation, mailbox: Mailbox, place: Place, said: Mapping[str, Answer]
-) -> bool:
+    evaluation: Evaluation, mailbox: Mailbox, place: Place, said: Mapping[str, Answer], is_done: bool
+) -> Told | None:
     """Tell the model the messages to the run that are due, after what people have said along with these answers."""
     log = evaluation.run.log
     if said:
@@ -207,17 +234,19 @@ async def _tell_messages(
         await load_attachments(log.journal, log.run_id, files)
 
     def write(due: Sequence[QueuedMessage]) -> Told | None:
-        if not (said or due):
-            return None
-        return Told(list(said), _message_of(said.values(), due), left=_left_by(due))
+        texts = [text_of(each) for each in due]
+        if due and due[-1].order == "wrap up" and not is_done:
+            texts.append(WRAP_UP)
+        return (
+            Told(list(said), _message_of(said.values(), texts), left=_left_by(due)) if said or due else None
+        )
 
-    told = await mailbox.deliver(str(place), write)
-    if told is None:
-        return False
-    _give_back(evaluation, told)
-    _forget(evaluation)
-    evaluation.say(told.message)
-    return True
+    told = await mailbox.deliver(str(place), write, is_done=is_done)
+    if told is not None:
+        _give_back(evaluation, told)
+        _forget(evaluation)
+        _say(evaluation, told)
+    return told
 
 
 def _left_by(messages: Iterable[QueuedMessage]) -> Amounts:
@@ -238,19 +267,20 @@ def _give_back(evaluation: Evaluation, told: Told) -> None:
 async def tell_nobody(run: Run, conversation: Conversation) -> None:
     """Add the messages to a run that ends, and that its model was not told, to its conversation, so that the next run's model reads them."""
     messages = run.options.messages or run.log.journal.messages
-    message = await untold_messages(messages, run.run_context.run_id, run.log.now())
-    if message is not None:
+    for message in await untold_messages(messages, run.run_context.run_id, run.log.now()):
         conversation.add(message, run.run_context.run_id)
 
 
-async def untold_messages(messages: Messages, run_id: str, now: float) -> UserMessage | None:
-    """Return the messages to a run that ends and that its model was not told, as one; None if there are none. They then count as told."""
+async def untold_messages(messages: Messages, run_id: str, now: float) -> Sequence[UserMessage]:
+    """Return the messages to a run that ends and that its model was not told. They then count as told. Orders come too late."""
 
     def write(due: Sequence[QueuedMessage]) -> Told | None:
-        return Told([], _message_of((), due)) if due else None
+        return Told([], _message_of((), [each.text for each in due])) if due else None
 
-    told = await deliver(messages, run_id, "", now, write, also_afterwards=True)
-    return None if told is None else told.message
+    found: list[UserMessage] = []
+    while (told := await deliver(messages, run_id, "", now, write, also_afterwards=True)) is not None:
+        found += [told.message] if told.has_words else []
+    return found
 
 
 def untold(evaluation: Evaluation) -> Mapping[str, Answer]:
@@ -303,9 +333,8 @@ def _forget(evaluation: Evaluation) -> None:
         evaluation.run.log.remarks = {}
 
 
-def _message_of(answers: Iterable[Answer], messages: Iterable[QueuedMessage] = ()) -> UserMessage:
+def _message_of(answers: Iterable[Answer], more: Iterable[str] = ()) -> UserMessage:
     said = list(answers)
-    texts = [*(each.remark for each in said if each.remark), *(text_of(each) for each in messages)]
-    text = "\n\n".join(texts)
+    text = "\n\n".join(filter(None, [*(each.remark for each in said), *more]))
     files = tuple(file for each in said for file in each.attachments)
     return UserMessage(text, attachments=files, midway=True)

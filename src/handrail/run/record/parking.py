@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
 from handrail.clock import Clock
@@ -39,7 +39,7 @@ class Parking:
     The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
 
-    __slots__ = ("_environment", "_root", "_runs", "_told", "ending", "parked", "told")
+    __slots__ = ("_environment", "_root", "_runs", "_told", "ending", "is_paused", "parked", "told")
 
     def __init__(self, root: Run, environment: Environment) -> None:
         self._root = root
@@ -50,6 +50,8 @@ class Parking:
         self.ending: set[Attempt] = set()
         """The attempts that are over but whose end has not been published."""
         self.parked = False
+        self.is_paused = False
+        """Whether the run waits between two steps of its model."""
         self.told: list[str] = []
         """The keys of the facts that were published about the calls that were unfinished when the run was parked."""
 
@@ -60,6 +62,8 @@ class Parking:
     @property
     def quiet(self) -> bool:
         """Whether everything in the run is waiting for answers."""
+        if self.is_paused:
+            return True
         live, around = self._at_work()
         if not live or self._asks_a_model() or self.ending:
             return False
@@ -106,6 +110,16 @@ class Parking:
         if self.parked:
             raise asyncio.CancelledError
         self._told = False
+
+    async def wait(self) -> NoReturn:
+        """Wait between two steps of the model, until this is cancelled. Meanwhile, the run may be parked."""
+        self.is_paused = True
+        try:
+            self.consider()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.is_paused = False
+        raise AssertionError("nobody settles the future")
 
     def consider(self) -> None:
         """Notify the environment if the run has become quiet. Called after something began to wait or ended."""

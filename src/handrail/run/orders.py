@@ -1,0 +1,109 @@
+"""Orders to a run: to pause, to wrap up, or to stop. Each is carried out before the next step of the run's model."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from handrail.errors import QuestionCancelled
+from handrail.journal.digest import keyed_digest
+from handrail.question import Answer, Question
+from handrail.run.record.notices import next_remark, tell_nobody, tell_remarks, tell_undone
+from handrail.run.request import in_time
+
+if TYPE_CHECKING:
+    from handrail.run.evaluation import Evaluation
+    from handrail.run.place import Place
+    from handrail.run.response import Outcome
+    from handrail.run.run import Run
+
+GO_ON = "continue"
+"""The answer that ends a pause."""
+_SCHEMA: dict[str, Any] = {"type": "string", "enum": [GO_ON]}
+_PAUSED = "The run is paused. Continue it?"
+
+
+async def hear(evaluation: Evaluation) -> bool:
+    """Tell the model of the outermost run what happened and was said since its last step, and pause the run if that is ordered.
+
+    Returns whether the run goes on. It does not if it was ordered to stop, or if somebody declined to continue it.
+    """
+    run, answer = evaluation.run, evaluation.run.place.answer(evaluation.answers + 1)
+    if run.parking is not None and run.parked:
+        raise asyncio.CancelledError  # the run was parked during a shielded step
+    if run.log.is_kept:
+        await tell_undone(evaluation, answer)
+    pauses = 0
+    while True:
+        if evaluation.order is None:
+            await tell_remarks(evaluation)
+        order, evaluation.order = evaluation.order, None
+        if order == "stop":
+            return False
+        if order == "pause":
+            pauses += 1
+            if not await _continued(evaluation, answer.question(f"pause-{pauses}")):
+                return False
+        elif order == "wrap up":
+            evaluation.is_last = True
+        elif not run.log.has("remark", next_remark(evaluation)):
+            return True
+
+
+async def end_as_ordered(evaluation: Evaluation, outcome: Outcome) -> Outcome:
+    """End the run although messages may wait. The session's next run reads them."""
+    run = evaluation.run
+    while run.end is not None and not await run.end(outcome):
+        await tell_nobody(run, evaluation.conversation)
+    return outcome
+
+
+async def _continued(evaluation: Evaluation, place: Place) -> bool:
+    """Wait until somebody continues the run, which may be parked meanwhile. Returns False if they declined to."""
+    run = evaluation.run
+    people, context, parking, deadline = run.people, run.run_context, run.parking, run.deadline
+    id, principal = place.id(context.run_id), run.session.principal
+    question = Question(
+        id=id,
+        kind="pause",
+        name="pause",
+        message=_PAUSED,
+        payload=None,
+        schema=_SCHEMA,
+        digest=keyed_digest(people.key, "pause", id, _PAUSED, principal),
+        principal=principal,
+        asked_by=(),
+        call_id="",
+        asked_at=run.clock.now(),
+        run_id=context.run_id,
+        title="Paused",
+    )
+    if parking is not None:
+        parking.asks()
+    asking = people.questions.ask(question, None if people.environment is None else _Asker(run))
+    if deadline is None or not deadline.pauses_for_people:
+        return (await in_time(evaluation, asking)).outcome == "answered"
+    deadline.pause()
+    try:
+        return (await asking).outcome == "answered"
+    finally:
+        deadline.resume()
+
+
+class _Asker:
+    """Asks a paused run's environment to continue it. If that can't ask anybody, the answer comes from elsewhere."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def ask(self, question: Question, /) -> Answer:
+        environment, parking = self._run.people.environment, self._run.parking
+        assert environment is not None, "it was made for one"
+        with suppress(QuestionCancelled):
+            answer = await environment.ask(question)
+            if answer is not None:
+                return answer
+        if parking is not None:
+            return await parking.wait()
+        return await asyncio.get_running_loop().create_future()
