@@ -101,6 +101,37 @@ def menu(page: Page, server: Served) -> None:
     page.get_by_role("button", name="Threads").click()
 
 
+def steering(page: Page, server: Served) -> None:
+    """Say three things to a run while it works, edit one, and type another."""
+    say(page, "sheep")
+    page.get_by_text("4 of 8").wait_for()
+    when = page.get_by_label("When the model is told")
+    for text, moment in [
+        ("Count the black ones twice.", "next step"),
+        ("Then tell the shepherd how many there are, and which of them are still missing.", "afterwards"),
+        ("And the dogs.", "next step"),
+    ]:
+        page.get_by_label("Message", exact=True).fill(text)
+        when.select_option(moment)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name=f"Edit: {text}").wait_for()
+    page.get_by_role("button", name="Withdraw: And the dogs.").click()
+    page.get_by_role("button", name="Edit: Count").click()
+    page.get_by_label("Edit the message").fill("Count the black ones only once.")
+    page.keyboard.press("Enter")
+    page.get_by_text("(edited)").wait_for()
+    page.get_by_label("Message", exact=True).fill("And skip the lambs")
+
+
+def editing(page: Page, server: Served) -> None:
+    """Edit a message that is told meanwhile."""
+    steering(page, server)
+    page.get_by_role("button", name="Edit: Count").click()
+    page.get_by_label("Edit the message").fill("Count them all.")
+    GATES["sheep"].set()
+    page.get_by_role("button", name="Send as new").wait_for()
+
+
 Scene = Callable[[Page, Served], None]
 PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
     "empty": (empty, "light", WIDE),
@@ -112,6 +143,11 @@ PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
     "form": (form, "light", WIDE),
     "form-phone": (form, "dark", PHONE),
     "progress": (progress, "light", WIDE),
+    "steering": (steering, "light", WIDE),
+    "steering-dark": (steering, "dark", WIDE),
+    "steering-phone": (steering, "light", PHONE),
+    "steering-late": (editing, "light", WIDE),
+    "steering-late-phone": (editing, "dark", PHONE),
     "nested": (nested, "light", WIDE),
     "nested-dark": (nested, "dark", WIDE),
     "nested-phone": (nested, "light", PHONE),

@@ -77,6 +77,28 @@ test("a question is shown in its call, and once closed it does not come back", (
   assert.equal(closed.closed.q1.by, "ann");
 });
 
+test("a message to the run waits until it is told or withdrawn, and older news about it changes nothing", () => {
+  const queued = (more) => ({ type: "CUSTOM", name: "handrail.queued", value: { id: "m1", run_id: "r1", text: "a", at: "2026-01-01T00:00:00Z", state: "waiting", ...more } });
+  const edited = { text: "b", at: "2026-01-01T00:00:00.5Z", edited: true };
+  const view = played([RUN, queued({}), queued(edited), queued({})]);
+  assert.deepEqual(store.waitingIn(view).map((message) => message.text), ["b"]);
+  const told = played([queued({ ...edited, state: "told" }), queued(edited)], view);
+  assert.deepEqual(store.waitingIn(told), []);
+  const over = played([{ type: "RUN_FINISHED" }, queued(edited), queued({ ...edited, id: "m2" })], view);
+  assert.deepEqual(store.waitingIn(over), []);
+  const snapshot = { id: "t", status: "waiting", queued: [queued({}).value] };
+  assert.equal(store.waitingIn(store.fromSnapshot(snapshot)).length, 1);
+});
+
+test("a message that is not accepted leaves the view, and what came meanwhile stays", () => {
+  const before = { ...store.blank("t"), status: "idle" };
+  const said = { ...store.withSaid(before, "said-1", "hi"), status: "running" };
+  const view = store.withoutSaid(played([{ type: "CUSTOM", name: "handrail.message", value: { id: "u1", role: "user", content: "theirs" } }], said), "said-1", "idle");
+  assert.deepEqual(view.entries[""], [{ kind: "user", id: "u1" }]);
+  assert.deepEqual(store.withoutSaid(said, "said-1", "idle").entries[""], []);
+  assert.equal(store.withoutSaid(said, "said-1", "idle").status, "idle");
+});
+
 test("a question whose call is not shown belongs to the thread", () => {
   const view = played([RUN, { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
   assert.deepEqual(store.questionsOf(view, null), [QUESTION]);

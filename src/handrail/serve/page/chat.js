@@ -7,13 +7,13 @@ import { Icon } from "./icons.js";
 import { Question, toQuestion } from "./question.js";
 import { Broken, Loading } from "./states.js";
 import { questionsOf } from "./store.js";
+import { Tray } from "./tray.js";
 import { html } from "./vendor/standalone.js";
 import { many } from "./words.js";
 
 export function ChatPane({ about, conversation, say }) {
   const { view, phase } = conversation;
   const { ref, atEnd, toEnd } = useStickyEnd();
-  const open = Object.keys(view.questions).length;
   const mine = Object.values(view.questions).filter((question) => !question.quorums?.length).length;
   const said = async (text, files) => {
     await say(text, files);
@@ -38,7 +38,8 @@ export function ChatPane({ about, conversation, say }) {
         <button type="button" class="small" aria-keyshortcuts="Alt+Q" onClick=${toQuestion}>Go to it <kbd>Alt Q</kbd></button>
       </p>`}
       ${!about.actions.includes("run") && html`<p class="waiting-bar" role="status">You can read this thread, but your role does not allow you to send messages.</p>`}
-      <${Composer} id=${view.id} status=${view.status} loading=${phase === "loading"} open=${open} say=${said} cancel=${() => conversation.cancel()} />
+      <${Tray} conversation=${conversation} mayChange=${about.actions.includes("run")} />
+      <${Composer} conversation=${conversation} loading=${phase === "loading"} say=${said} />
     </div>
   </div>`;
 }

@@ -1,20 +1,27 @@
 // The message field. Enter sends, Shift+Enter starts a new line, Escape stops an active run. Unsent text is kept.
+// While a run works, what is sent is told to its model, and the choice beside the field says when.
 
 import { sizeOf } from "./attachments.js";
 import { Icon } from "./icons.js";
+import { isActive } from "./store.js";
+import { WhenField } from "./tray.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
+import { WHEN } from "./words.js";
 
 // Unsent text, by thread.
 const typed = new Map();
 
-export function Composer({ id, status, loading, open, say, cancel }) {
+export function Composer({ conversation, loading, say }) {
+  const { id, status } = conversation.view;
   const [text, setText] = useState(typed.get(id) ?? "");
   const [files, setFiles] = useState([]);
   const [busy, setBusy] = useState(false);
   const [stopping, setStopping] = useState(false);
   const [problem, setProblem] = useState(null);
+  const [when, setWhen] = useState("next step");
   const field = useRef(null);
-  const running = status === "running" || status === "waiting";
+  const sending = useRef(null); // The id of the message that is being sent. Sending it again is harmless.
+  const running = isActive(conversation.view);
   typed.set(id, text);
 
   useEffect(() => {
@@ -31,22 +38,27 @@ export function Composer({ id, status, loading, open, say, cancel }) {
 
   const send = async (event) => {
     event?.preventDefault();
-    if ((!text.trim() && !files.length) || busy || running || loading) return;
+    if ((!text.trim() && !files.length) || busy || loading) return;
+    if (running && files.length) return setProblem("Files can be sent when the run has finished. Remove them, or wait.");
     setBusy(true);
     setProblem(null);
+    setText(""); // what is typed from here on is another message
     try {
-      await say(text.trim(), files);
-      setText("");
+      if (running) await conversation.send(text.trim(), when, (sending.current ??= newId()));
+      else await say(text.trim(), files);
+      sending.current = null;
       setFiles([]);
+      setWhen("next step");
     } catch (error) {
       setProblem(error.message);
+      setText((now) => [text, now].filter(Boolean).join("\n"));
     }
     setBusy(false);
   };
   const stop = async () => {
     setStopping(true);
     try {
-      await cancel();
+      await conversation.cancel();
     } catch (error) {
       setProblem(error.message);
       setStopping(false);
@@ -77,24 +89,29 @@ export function Composer({ id, status, loading, open, say, cancel }) {
         ref=${field}
         rows="1"
         value=${text}
-        placeholder=${open ? "Answer the open question first" : running ? "Running; press Escape to stop" : "Write a message"}
+        placeholder=${running ? "Say something while it works" : "Write a message"}
         aria-describedby="composer-help"
-        onInput=${(event) => setText(event.target.value)}
+        onInput=${(event) => (setText(event.target.value), (sending.current = null))}
         onKeyDown=${pressed}
         onPaste=${(event) => attach(event, event.clipboardData?.files)}
       ></textarea>
-      ${running
-        ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back unfinished calls" onClick=${stop}>
-            ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
-          </button>`
-        : html`<button type="submit" class="send" disabled=${(!text.trim() && !files.length) || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
+      ${running &&
+      html`<${WhenField} when=${when} choose=${setWhen} />
+        <button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back unfinished calls" onClick=${stop}>
+          ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
+        </button>`}
+      <button type="submit" class="send" disabled=${(!text.trim() && !files.length) || busy || loading} aria-label=${running ? "Say it" : "Send"} title=${running ? WHEN[when][1] : "Send (Enter)"}><${Icon} name="send" /></button>
     </div>
-    <p id="composer-help" class="help">${help(running, open, text)}</p>
+    <p id="composer-help" class="help">${help(status, running, when)}</p>
   </form>`;
 }
 
-function help(running, open, text) {
-  if (!running || !text.trim()) return "Enter sends, Shift+Enter starts a new line";
-  if (open) return "Your text is kept. Answer the open question, then send it";
-  return "Your text is kept. Send it when the run has finished, or press Escape to stop the run";
+function help(status, running, when) {
+  if (!running) return "Enter sends, Shift+Enter starts a new line";
+  const told = status === "waiting" ? "The model is told after the open question is answered." : WHEN[when][1];
+  return `Enter sends. ${told} Escape stops the run`;
+}
+
+function newId() {
+  return [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(16)).join("-");
 }

@@ -2,7 +2,7 @@
 
 import { encoded } from "./attachments.js";
 import * as server from "./server.js";
-import { blank, fromSnapshot, reduce, withRun, withSaid } from "./store.js";
+import { blank, fromSnapshot, reduce, withoutSaid, withQueued, withRun, withSaid } from "./store.js";
 
 const QUIET = 40_000; // Milliseconds without data after which a connection is considered dead. The server pings every 15 s.
 const LONGEST = 15_000; // The longest pause between two attempts to connect, in milliseconds.
@@ -124,21 +124,47 @@ export class Conversation {
 
   /** Send a message. The first message of a new thread creates it on the server. Throws if the message is not accepted. */
   async say(text, files = []) {
-    const before = this.view;
+    const { status } = this.view;
+    const said = `said-${Date.now()}`;
     if (this.phase === "ready") {
       // Show the message at once, because the first events may arrive before the server's response.
-      this.view = { ...withSaid(before, `said-${Date.now()}`, text, files.map(shown)), status: "running" };
+      this.view = { ...withSaid(this.view, said, text, files.map(shown)), status: "running" };
       this.changed();
     }
     let begun;
     try {
       begun = await this.guarded(server.say(this.id, text, await Promise.all(files.map(encoded))));
     } catch (error) {
-      this.view = before;
+      this.view = withoutSaid(this.view, said, status);
       this.changed();
       throw error;
     }
-    if (this.phase !== "ready") await this.open(begun.run_id);
+    if (this.phase !== "ready") return this.open(begun.run_id);
+    this.view = withRun(this.view, begun.run_id);
+  }
+
+  /** Say something to the run while it works. If it has just ended, this starts the next run. */
+  async send(text, when, id) {
+    try {
+      await this.queued(server.send(this.id, this.view.runId, { text, when, id }));
+    } catch (error) {
+      if (error.kind !== "MessageRefused") throw error;
+      await this.say(text);
+    }
+  }
+
+  edit(message, text, when) {
+    return this.queued(server.edit(this.id, message, { text, when }));
+  }
+
+  withdraw(message) {
+    return this.queued(server.withdraw(this.id, message));
+  }
+
+  /** Show a message to the run as the server returns it. */
+  async queued(promise) {
+    this.view = withQueued(this.view, await this.guarded(promise));
+    this.changed();
   }
 
   answer(question, given) {

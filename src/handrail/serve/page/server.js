@@ -91,6 +91,13 @@ export const snapshot = (id) => json(thread(id));
 /** The bytes of an attachment, by its address relative to the thread's. */
 export const attachment = async (id, url) => (await called(`${thread(id)}/${url}`)).blob();
 export const say = (id, text, attachments = []) => json(`${thread(id)}/messages`, sent("POST", { text, attachments }));
+const queue = (id, run) => `${thread(id)}/runs/${encodeURIComponent(run)}/messages`;
+/** Sends, edits or withdraws a message to a run while it works, and returns the message. */
+export const send = async (id, run, given) => (await json(queue(id, run), sent("POST", given))).message;
+export const edit = async (id, { run_id: run, id: message }, given) =>
+  (await json(`${queue(id, run)}/${encodeURIComponent(message)}`, sent("POST", given))).message;
+export const withdraw = async (id, { run_id: run, id: message }) =>
+  (await json(`${queue(id, run)}/${encodeURIComponent(message)}`, sent("DELETE"))).message;
 export const answer = (id, given) => json(`${thread(id)}/answers`, sent("POST", given));
 export const cancel = (id) => json(`${thread(id)}/cancel`, sent("POST"));
 export const runTree = (id, run) => json(`${thread(id)}/runs/${encodeURIComponent(run)}`);

@@ -25,6 +25,7 @@ export function blank(id) {
     notes: {},
     questions: {},
     closed: {},
+    queued: {},
     runs: [],
     state: null,
     lastEventId: null,
@@ -57,6 +58,7 @@ export function fromSnapshot(snapshot) {
   for (const [id, emitted] of Object.entries(snapshot.emitted ?? {})) view = withCall(view, id, { emitted });
   for (const closed of snapshot.closed ?? []) view = { ...view, closed: { ...view.closed, [closed.question.id]: closed } };
   for (const question of snapshot.questions ?? []) view = withQuestion(view, question);
+  for (const message of snapshot.queued ?? []) view = withQueued(view, message);
   const last = view.runs.at(-1);
   if (last && running.includes(last) && view.status === "failed") {
     // The run is unfinished, but the server could not resume it.
@@ -161,6 +163,7 @@ const CUSTOM = {
   // A user message, for the windows that did not send it.
   "handrail.message": (view, { id, role, content }) =>
     role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), ...withFiles(filesIn(content)), open: false }) : view,
+  "handrail.queued": (view, message) => withQueued(view, message),
   "handrail.question": (view, question) => withQuestion(view, question),
   "handrail.votes": (view, { question_id: id, votes }) => {
     const question = view.questions[id];
@@ -232,6 +235,16 @@ export function isAsked(view, callId, seen = new Set()) {
   );
 }
 
+/** Whether the thread's run works or waits. */
+export function isActive(view) {
+  return view.status === "running" || view.status === "waiting";
+}
+
+/** The messages to the run that its model was not told yet. */
+export function waitingIn(view) {
+  return Object.values(view.queued).filter((message) => message.state === "waiting");
+}
+
 /** The tokens and cost of the thread, summed over its runs. The cost is null if that of one of them is unknown. */
 export function spent(view) {
   let input = 0;
@@ -249,6 +262,21 @@ export function spent(view) {
 export function withRun(view, id) {
   if (view.runs.some((run) => run.id === id)) return view;
   return { ...view, runId: id, runs: [...view.runs, { id, status: "running" }] };
+}
+
+/** Returns the view with a message to its run. Older news about the message, or news about a run that is over, change nothing. */
+export function withQueued(view, message) {
+  const known = view.queued[message.id];
+  if (known ? known.state !== "waiting" || Date.parse(known.at) > Date.parse(message.at) : !isActive(view)) return view;
+  return { ...view, queued: { ...view.queued, [message.id]: message } };
+}
+
+/** Returns the view without a message that was not accepted, in the status that it had before. */
+export function withoutSaid(view, id, status) {
+  const { [id]: said, ...messages } = view.messages;
+  if (!said) return view;
+  const entries = { ...view.entries, "": view.entries[""].filter((entry) => entry.id !== id) };
+  return { ...view, entries, messages, status };
 }
 
 /** Returns the view with a message that was just sent, before the server confirms it. */
@@ -351,7 +379,8 @@ function ended(view, status) {
     agents[id] = agent.status === "running" || agent.status === "waiting" ? { ...agent, status: halted } : agent;
   }
   const runs = view.runs.map((run) => (run.id === view.runId ? { ...run, status: status === "idle" ? "done" : status } : run));
-  return { ...view, status, calls, agents, runs, questions: {}, changes: view.changes + 1 };
+  const queued = Object.fromEntries(Object.values(view.queued).map((message) => [message.id, { ...message, state: "told" }]));
+  return { ...view, status, calls, agents, runs, queued, questions: {}, changes: view.changes + 1 };
 }
 
 function withMessages(view, messages) {

@@ -58,6 +58,13 @@ export function dollars(cost) {
   return `$${value < 0.1 ? value.toFixed(4) : value.toFixed(2)}`;
 }
 
+/** When a message to a run is told to its model: in short, and what that means. */
+export const WHEN = {
+  "next step": ["Next step", "The model is told before its next step."],
+  now: ["Now", "The model stops its current answer, and is told."],
+  afterwards: ["Afterwards", "The model is told when it would be done."],
+};
+
 /** How long ago a time was, in short form, or its date if that is a week or more; "" if it is not a time. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
