@@ -103,3 +103,34 @@ host: Agent[Any] = Agent(
     tools=[start],
     policies=[CapabilityPolicy({"start": "allow", "pay": "deny"})],
 )
+
+
+@tool(effect="pure")
+async def look(context: ToolContext) -> str:
+    """Look at what is left of the budget."""
+    return f"{context.budget_tracker.remaining()['tool_calls']:g} calls left"
+
+
+def travel(request: ModelRequest) -> ToolCall | str:
+    """Begin a background run, book a seat, which needs an approval, and look at the budget. It keeps no state."""
+    done = [
+        each.text
+        for message in request.messages
+        if isinstance(message, ToolMessage)
+        for each in message.results
+    ]
+    if len(done) < 3:
+        asked = {"message": "add 1", "tool_calls": 3}
+        return [ToolCall("start", asked), ToolCall("book", {"seat": "1a"}), ToolCall("look")][len(done)]
+    told = sum("(helper) is done: 2" in each.text for each in request.messages)
+    return f"{done[-1]}, told {told}"
+
+
+TRAVELLER = "support.background_app:traveller"
+traveller: Agent[Any] = Agent(
+    ScriptedModel(travel),
+    "You travel.",
+    name="traveller",
+    tools=[start, book, look],
+    policies=[CapabilityPolicy({"start": "allow", "book": "ask"})],
+)
