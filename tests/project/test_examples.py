@@ -72,6 +72,14 @@ SHOWN = {
         "  settle failed, so these calls were undone: refund\n",
         "technical: Please use the web page until tonight.\n",
     ],
+    "memory.py": [
+        "+- eats no meat (run monday, local)\n> yes\n",
+        "> no: no numbers, please\nremembered under food; remember was not approved (denied)",
+        "The notes: food.md\n",
+        "== friday: Where shall we eat?\nI know this: food: eats no meat (run monday, local)\n",
+        "The origin of that note is the run monday, in which you said: I am a vegetarian",
+        "-- eats no meat (run monday, local)\n> yes\nforgotten under food\n",
+    ],
     "form.py": ["Person fills the form in.\n120.00 for Oslo on 2026-03-04 go to account 4711.\n"],
     "approval_over_restart.py": [
         "ask, in its own process:\n  publish was entered\n  the run is parked; it waits for: publish uses 'fs.write'\n  in the folder: []",
