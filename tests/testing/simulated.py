@@ -40,12 +40,13 @@ from handrail.messages import ModelPart, ModelRequest, ToolMessage, Traits, Usag
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.run.call import ToolCall
-from handrail.run.mailbox import send
+from handrail.run.mailbox import ring, send
 from handrail.run.record.notices import WRAP_UP
-from handrail.runs import edit, withdraw
+from handrail.runs import cancel, children, edit, withdraw
 from handrail.session import kept
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
+from support.background_app import HELPER
 
 AnyTool = Tool[Any, Any]
 SECRET = "the supplier's own price is 3"
@@ -860,3 +861,63 @@ def told_once_in_order(seen: Seen) -> str | None:
 
 
 STEERING = Scenario(name="steering", play=steering, laws=[told_once_in_order])
+
+
+# --- a ninth scenario: a run that begins another one in the background ------------------------------------------------
+
+
+def begetting(stage: Stage) -> Play:
+    """Return a play of a run whose first call begins a background run and fails, and whose second one begins another."""
+
+    @tool(effect="idempotent")
+    async def begin(fails: bool, context: ToolContext) -> str:
+        """Begin a background run."""
+        context.spawn(HELPER, "add 1", budget=Budget(tool_calls=3))
+        context.filesystem.write("begun.md", str(fails))
+        if fails:
+            raise ValueError("it fails")
+        return "begun"
+
+    @tool(effect="idempotent")
+    async def end(context: ToolContext) -> str:
+        """End the background runs before a worker begins them."""
+        run_id = context.run_context.run_id
+        for row in await children(stage.journal, run_id):
+            await cancel(stage.journal, row.record.id)
+        await ring(stage.journal, run_id)
+        rows = await stage.journal.runs.list()
+        return " ".join(sorted(f"{row.record.prompt} {row.status}" for row in rows))
+
+    @tool(effect="idempotent")
+    async def left(context: ToolContext) -> str:
+        """Look at the budget."""
+        return f"{context.budget_tracker.remaining()['tool_calls']:g}"
+
+    calls = [
+        ToolCall("begin", {"fails": True}),
+        ToolCall("begin", {"fails": False}),
+        ToolCall("end"),
+        ToolCall("left"),
+    ]
+    adapter = Adapter(
+        stage.model({"You delegate": [*calls, "Done."]}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    return Play(adapter, Prompt("begetter", "You delegate.", tools=[begin, end, left]), "Begin.")
+
+
+def begun_and_told_once(seen: Seen) -> str | None:
+    """Return None if the call that committed has begun one background run, whose end was told once, and if the budget is exact. Otherwise, return the problem."""
+    messages = seen.world.all("ended")[-1].details["messages"]
+    told = [each["text"] for each in messages if each.get("midway")]
+    if len(told) != 1 or not told[0].endswith("(helper) was cancelled: it was cancelled before it began"):
+        return f"the model was told {told}"
+    results = [each["text"] for message in messages for each in message.get("results", ())]
+    expected = ["begetter running helper cancelled", "999996"]
+    return None if results[2:] == expected else f"the results were {results}"
+
+
+BEGETTING = Scenario(name="begetting", play=begetting, files={"begun.md": ""}, laws=[begun_and_told_once])

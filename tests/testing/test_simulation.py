@@ -31,6 +31,7 @@ from handrail.testing.simulation import (
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
 from testing.simulated import (
+    BEGETTING,
     DECIDING,
     DELIVERING,
     ERRANDS,
@@ -136,6 +137,15 @@ def test_a_run_that_is_steered_survives_it():
     report = crashed(STEERING, write_every=every, step_every=20 * FEWER, overtaken_every=40, parked_every=60)
     report.assert_kept()
     assert report.tried["step"] > 2
+
+
+@pytest.mark.timeout(900)
+def test_background_runs_survive_it():
+    """Whenever the process dies, a background run exists if and only if its call has committed, its end is told once, and the budget is exact."""
+    every = 1 if ALL else 4
+    report = crashed(BEGETTING, write_every=every, step_every=20 * FEWER, overtaken_every=40)
+    report.assert_kept()
+    assert report.tried["before write"] > 2
 
 
 @pytest.mark.timeout(900)

@@ -304,6 +304,9 @@ class Runner:
             if leg.narration is not None:
                 await leg.narration.finish()
             del self._legs[leg.run_id]
+            if (parent := row.record.parent) is not None:
+                with contextlib.suppress(JournalError):
+                    await renew_now(self.journal, parent.run_id)  # it is told the end at once if it is here
 
     def _may_run(self, principal: str) -> bool:
         return self._people is None or self._people.may_run(principal)
