@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from handrail import (
@@ -31,7 +32,7 @@ from handrail.errors import RunUnknown
 from handrail.events import BackgroundEnded, BackgroundStarted
 from handrail.fleet import FleetApp, Runner
 from handrail.journal.protocol import Journal
-from handrail.journal.records import OVER, RunRow
+from handrail.journal.records import OVER, CommitUnit, Parent, RunRecord, RunRow, SpawnedRun
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 from handrail.run.limits import BudgetTracker
@@ -246,6 +247,29 @@ async def test_the_share_is_charged_and_what_is_left_comes_back(message: str, ca
         await running
     assert len(model.told) == 1
     assert tracker.left() == {"tool_calls": 4 - calls}
+
+
+async def test_the_share_of_a_call_that_fails_is_not_charged():
+    tracker = BudgetTracker(Budget(tool_calls=5))
+    message = asked(outcome="fail", tool_calls=3)
+    await host.run(message, journal=MemoryJournal(), run_id="r", budget=tracker, app=HOST)
+    assert tracker.left() == {"tool_calls": 4}
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_call_that_changes_files_begins_a_run_once_they_are_in_place(applied: bool):
+    """If its files can't be changed after all, the call counts as never committed, and so it begins nothing."""
+    journal = MemoryJournal()
+    record = RunRecord(id="r", session_id="s", principal="p", prompt="host", model="m", began_at=1.0)
+    parent = Parent(run_id="r", session_id="s", principal="p", call_id="c")
+    child = msgspec.structs.replace(record, id="child", app=HELPER, request=b"?", parent=parent)
+    await journal.runs.begin(record)
+    unit = CommitUnit(run_id="r", call_id="c", files=[{"root": "/"}], spawned=(SpawnedRun(child),))
+    await journal.calls.commit(unit)
+    assert await children(journal, "r") == ()
+    await (journal.calls.applied(unit) if applied else journal.calls.void(unit))
+    assert [each.record.id for each in await children(journal, "r")] == (["child"] if applied else [])
+    await journal.calls.applied(unit)
 
 
 async def test_a_share_that_is_not_left_is_refused_and_nothing_is_lost():
