@@ -332,15 +332,15 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
-    """If the `stopping` flag in a run's row was set by hand, `keep` gives `JournalAltered` for the run. After a recorded request to stop, it gives True."""
+    """If a signal in a run's row was set by hand, `keep` gives `JournalAltered` for the run. After a recorded request to stop, it gives the signal."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
     await journal.runs.take("tea")
-    alter(tmp_path, run_sql("UPDATE runs SET stopping = 1"))
+    alter(tmp_path, run_sql("UPDATE runs SET signals = 1"))
     with pytest.raises(JournalAltered, match="the table of runs"):
         await kept(journal, "tea")
-    alter(tmp_path, run_sql("UPDATE runs SET stopping = 0"))
+    alter(tmp_path, run_sql("UPDATE runs SET signals = 0"))
     assert not await kept(journal, "tea")
     await journal.runs.stop("tea")
     assert await kept(journal, "tea")

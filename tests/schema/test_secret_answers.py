@@ -483,12 +483,10 @@ class _Ending(SqliteJournal):
                 raise _Ended("ended here")
             await committed(unit)
 
-        async def leave(
-            run_id: str, status: Any, outcome: bytes = b"", /, *, due_at: float | None = None
-        ) -> None:
+        async def leave(run_id: str, status: Any, outcome: bytes = b"", /, **how: Any) -> None:
             if self.ends:
                 status, outcome = "parked", b""
-            await left(run_id, status, outcome, due_at=due_at)
+            await left(run_id, status, outcome, **how)
 
         self.calls.note, self.calls.commit, self.runs.leave = note, commit, leave
 

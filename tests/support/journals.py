@@ -58,8 +58,8 @@ def of_kind(kind: str) -> Generator[None]:
             _opened.pop().close()
 
 
-async def kept(journal: Journal, run_id: str) -> bool:
-    """Renew the lease of one run, and return whether the run should be cancelled. Raises `HandrailError` if the renewal fails."""
+async def kept(journal: Journal, run_id: str) -> int:
+    """Renew the lease of one run, and return the signals to it. Raises `HandrailError` if the renewal fails."""
     found = (await journal.runs.keep(run_id))[run_id]
     if isinstance(found, HandrailError):
         raise found

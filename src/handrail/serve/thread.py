@@ -78,6 +78,8 @@ class Setup:
     parked: Callable[[Thread, LiveRun], None] = lambda thread, live: None
     """Called after a run was parked, with its thread."""
     working: dict[tuple[str, str], Thread] = field(default_factory=dict[Any, Any])
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a thread begins to work."""
     """The threads that have a run in this process, by principal and thread id."""
 
 
@@ -627,6 +629,7 @@ class Thread:
         """Start to execute a run in this process. Returns when it is recorded; raises its error if it fails before that."""
         self.live = live
         self._setup.working[self.principal, self.id] = self
+        self._setup.has_begun.set()
         await live.start(stream, leg, self._over)
 
     def _over(self, live: LiveRun) -> None:

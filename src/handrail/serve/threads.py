@@ -243,8 +243,8 @@ class Threads:
         polled_at = loop.time()
         while True:
             if not (self._waiting or self._setup.working):
-                await asyncio.sleep(seconds)
-                continue
+                self._setup.has_begun.clear()
+                await self._setup.has_begun.wait()
             # begun before the look, so that no change between the two is missed
             changed = loop.create_task(self.journal.queue.wait(seconds))
             try:

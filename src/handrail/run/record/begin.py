@@ -18,6 +18,7 @@ from handrail.concurrency.cancellation import finish, open_scope
 from handrail.content import Attachment
 from handrail.errors import (
     DefinitionError,
+    JournalError,
     MessagesWaiting,
     PromptEvaluationError,
     RunBusy,
@@ -492,6 +493,9 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
             lease.resume()
             run.mailbox = run.mailbox or Mailbox(run, journal.messages)
             await run.mailbox.look()
+        except JournalError:
+            run.log.close()  # the run is done, not failed; whoever resumes it records its end
+            raise
         return has_ended
 
     run.end = end
