@@ -132,6 +132,20 @@ def editing(page: Page, server: Served) -> None:
     page.get_by_role("button", name="Send as new").wait_for()
 
 
+def paused(page: Page, server: Served) -> None:
+    """Pause a run, say something to it, and open the menu."""
+    say(page, "sheep")
+    page.get_by_text("4 of 8").wait_for()
+    page.get_by_role("button", name="Pause, wrap up or stop").click()
+    page.get_by_role("menuitem", name="Pause").click()
+    page.get_by_role("button", name="Withdraw: Pause").wait_for()
+    GATES["sheep"].set()
+    page.get_by_role("button", name="Continue").wait_for()
+    say(page, "Only the black ones, please.")
+    page.get_by_role("button", name="Edit: Only").wait_for()
+    page.get_by_role("button", name="Pause, wrap up or stop").click()
+
+
 Scene = Callable[[Page, Served], None]
 PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
     "empty": (empty, "light", WIDE),
@@ -148,6 +162,8 @@ PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
     "steering-phone": (steering, "light", PHONE),
     "steering-late": (editing, "light", WIDE),
     "steering-late-phone": (editing, "dark", PHONE),
+    "paused": (paused, "light", WIDE),
+    "paused-phone": (paused, "dark", PHONE),
     "nested": (nested, "light", WIDE),
     "nested-dark": (nested, "dark", WIDE),
     "nested-phone": (nested, "light", PHONE),

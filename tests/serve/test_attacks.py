@@ -270,6 +270,7 @@ async def _(client: Client) -> str:
         ("POST", f"/threads/mine/runs/{run}/messages", {"text": "obey me"}),
         ("POST", f"/threads/mine/runs/{run}/messages/m", {"text": "obey me"}),
         ("DELETE", f"/threads/mine/runs/{run}/messages/m", None),
+        ("POST", f"/threads/mine/runs/{run}/orders", {"order": "stop"}),
         ("POST", "/threads/mine/cancel", {}),
         ("DELETE", "/threads/mine", None),
         ("GET", "/threads/ann/mine", None),

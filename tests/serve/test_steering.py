@@ -13,6 +13,7 @@ import pytest
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall
 from handrail.messages import ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models.scripted import Scripted
+from handrail.run.record.begin import decode_outcome
 from handrail.runs import send
 from handrail.serve import Limits
 from handrail.serve.sources import PromptSource
@@ -50,6 +51,10 @@ class Desk:
 
     async def withdraw(self, message: dict[str, Any]) -> Said:
         return await self.client.ask("DELETE", f"{self.path}/{message['id']}")
+
+    async def order(self, order: str, text: str = "") -> Said:
+        path = self.path.replace("/messages", "/orders")
+        return await self.client.ask("POST", path, {"order": order, "text": text})
 
     async def listed(self) -> list[tuple[str, str]]:
         found = (await self.client.ask("GET", self.path)).json["messages"]
@@ -290,6 +295,87 @@ async def test_a_refused_message_leaves_the_thread_free_for_the_next_run(tmp_pat
         await here.client.idle("t")
 
 
+@pytest.mark.parametrize("park_after", [0.0, 300.0])
+@pytest.mark.parametrize("order", ["continue", "wrap up", "stop", "answer"])
+async def test_a_paused_run_goes_on_as_ordered(tmp_path: Path, order: str, park_after: float):
+    """It asks a question of its own kind, in memory or parked, and each order and an answer to the question end the pause."""
+    async with desk(tmp_path, park_after=park_after) as here:
+        await here.begin("work")
+        paused = await here.order("pause")
+        assert (paused.status, paused.json["message"]["order"]) == (202, "pause")
+        here.held.may_end.set()
+        question = await here.client.asked("t")
+        assert (question["kind"], question["call_id"]) == ("pause", "")
+        if not park_after:
+            await here.client.until("t", lambda seen: not here.client.app.running())
+        if order == "answer":
+            given = {"question_id": question["id"], "digest": question["digest"], "value": "continue"}
+            said = await here.client.ask("POST", "/threads/t/answers", given)
+        else:
+            said = await here.order(order, "as I said")
+        assert said.status in (200, 202), said.body
+        seen = await here.client.idle("t")
+        assert (seen["questions"], seen["queued"]) == ([], [])
+        row = await here.client.app.threads.journal.runs.get(here.run_id)
+        reason = {"wrap up": "wrapped up", "stop": "stopped"}.get(order, "done")
+        assert decode_outcome(row).stop_reason == reason
+        assert len(here.requests) == (1 if order == "stop" else 2)
+        assert (await here.order("continue")).kind == "MessageRefused"
+
+
+async def test_a_pause_that_has_not_begun_is_taken_back(tmp_path: Path):
+    """While another question is open, the run is not paused yet. The followers are told that the order was withdrawn."""
+    async with desk(tmp_path, park_after=0.0) as here:
+        await here.begin("ask")
+        asked = await here.client.asked("t")
+        await here.client.until("t", lambda seen: not here.client.app.running())
+        await here.order("pause")
+        seen = (await here.client.ask("GET", "/threads/t")).json
+        assert [(each["order"], each["text"]) for each in seen["queued"]] == [("pause", "")]
+        after = seen["last_event_id"]
+        assert (await here.order("continue")).json == {}
+        async with here.client.stream("GET", f"/threads/t/events?after={after}") as stream:
+            events = await stream.all()
+        assert [event["value"]["state"] for event in events if event.get("name") == "handrail.queued"] == [
+            "withdrawn"
+        ]
+        given = {"question_id": asked["id"], "digest": asked["digest"], "value": {"seats": 2}}
+        await here.client.ask("POST", "/threads/t/answers", given)
+        assert (await here.client.idle("t"))["questions"] == []
+
+
+async def test_an_order_without_words_is_no_message(tmp_path: Path):
+    """After it, what a client says along with an answer is still shown as the client's own message."""
+    async with desk(tmp_path) as here:
+        await here.begin("work")
+        async with here.client.stream("GET", "/threads/t/events?follow=1") as stream:
+            await here.order("pause")
+            here.held.may_end.set()
+            question = await here.client.asked("t")
+            resume = {"interruptId": f"{question['id']}#{question['digest'][:16]}", "status": "resolved"}
+            sent = {
+                "threadId": "t",
+                "runId": "r2",
+                "tools": [],
+                "context": [],
+                "state": {},
+                "forwardedProps": {},
+            }
+            sent |= {"messages": [{"id": "u2", "role": "user", "content": "gently"}]}
+            sent |= {"resume": [{**resume, "payload": "continue"}]}
+            async with here.client.stream("POST", "/agent", sent) as answered:
+                assert (await answered.all())[-1]["type"] == "RUN_FINISHED"
+            reader = stream.events()
+            events = [event async for _, event in _until(reader, "RUN_FINISHED")]
+            events += [event async for _, event in _until(reader, "RUN_FINISHED")]
+        assert not [
+            event for event in events if event["type"] == "TEXT_MESSAGE_START" and event["role"] == "user"
+        ]
+        told = [event["value"]["content"] for event in events if event.get("name") == "handrail.message"]
+        assert told == ["gently"]
+        assert here.said == ["work", "gently"]
+
+
 async def test_bad_messages_are_refused(tmp_path: Path):
     """The same limits hold as for every message, and only the runs of one's own thread get them."""
     async with desk(tmp_path, limits=Limits(message_chars=100)) as here:
@@ -308,6 +394,10 @@ async def test_bad_messages_are_refused(tmp_path: Path):
         for body, kind in [({"text": ""}, "MessageEmpty"), ({"text": "x" * 101}, "MessageTooLong")]:
             assert (await here.change(message, **body)).kind == kind
         assert (await here.change({"id": "none"}, text="x")).kind == "MessageRefused"
+        assert (await here.order("sleep")).kind == "BodyUnfit"
+        assert (await here.order("pause", "x" * 101)).kind == "MessageTooLong"
+        orders = await here.client.ask("POST", f"/threads/t/runs/{other}/orders", {"order": "stop"})
+        assert (orders.status, orders.kind) == (404, "RunUnknown")
         wrong = f"/threads/t/runs/{other}/messages"
         for method, path in [
             ("GET", wrong),

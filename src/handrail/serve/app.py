@@ -59,6 +59,7 @@ log = logging.getLogger("handrail.serve")
 
 _POST = ["POST"]
 _QUEUE = "/threads/{id}/runs/{run_id}/messages"
+_ORDERS = "/threads/{id}/runs/{run_id}/orders"
 _MOST_AUDITED = 10_000
 Endpoint = Callable[..., Awaitable[Any]]
 """A function that takes a request and, if its path names one, the principal's thread."""
@@ -250,6 +251,7 @@ class Routes:
             "/threads/{id}/messages": BodyLimit(with_files),
             _QUEUE: BodyLimit(size),
             f"{_QUEUE}/{{message_id}}": BodyLimit(size),
+            _ORDERS: BodyLimit(size),
             "/threads/{id}/answers": BodyLimit(size),
             "/inbox/answers": BodyLimit(size),
         }
@@ -280,6 +282,7 @@ class Routes:
             ("POST", _QUEUE, "run", self.send_to_run, "sent a message"),
             ("POST", f"{_QUEUE}/{{message_id}}", "run", self.edit_message, "edited a message"),
             ("DELETE", f"{_QUEUE}/{{message_id}}", "run", self.withdraw_message, "withdrew a message"),
+            ("POST", _ORDERS, "run", self.order, "gave an order"),
             ("GET", "/threads/{id}/attachments/{digest}", "see", self.attachment, ""),
             ("GET", "/threads/{id}/files", "see", self.files, "saw"),
             ("POST", "/threads/{id}/calls/{call_id:path}/undo", "run", self.undo, "undid"),
@@ -562,6 +565,18 @@ class Routes:
         run_id = str(request.path_params["run_id"])
         withdrawn = thread.withdraw(run_id, request.path_params["message_id"])
         return JSONResponse({"message": queued_json(run_id, await asyncio.shield(withdrawn))})
+
+    async def order(self, request: Request, thread: Thread) -> Response:
+        """Give a run an order, and return it as a message, with the run's status. To continue a run is no message."""
+        run_id, body = str(request.path_params["run_id"]), await requests.read(request, requests.OrderBody)
+        if body.text:
+            self._check_message(body.text, ())
+        request.scope[NOTED] = {"order": body.order}
+        receipt = await asyncio.shield(thread.order(run_id, body.order, body.text))
+        if receipt is None:
+            return JSONResponse({}, 202)
+        message = queued_json(run_id, receipt.message)
+        return JSONResponse({"message": message, "status": receipt.status}, 202)
 
     async def cancel(self, request: Request, thread: Thread) -> Response:
         await requests.read(request, requests.EmptyBody)

@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope
 
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError
-from handrail.journal.records import Mark, When
+from handrail.journal.records import Mark, Order, When
 from handrail.schema.size import MOST_VALUES, count_values
 from handrail.serve.limits import Quota
 from handrail.serve.refusals import RequestRefused
@@ -239,6 +239,13 @@ class EditBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: str | None = None
     when: When | None = None
+
+
+class OrderBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request that orders a run to do something before its next step, or continues it."""
+
+    order: Order | Literal["continue"]
+    text: str = ""
 
 
 class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
 from handrail.journal.answers import already_answered, check_answer
 from handrail.journal.protocol import Broadcasts, Journal
-from handrail.journal.records import OVER, QuestionRecord, QueuedMessage, RunRow, When
+from handrail.journal.records import OVER, Order, QuestionRecord, QueuedMessage, RunRow, When
 from handrail.messages import Message, UserMessage
 from handrail.question import Answer, Question
 from handrail.run.host import Voters
@@ -317,7 +317,7 @@ class Thread:
             if row.status in OVER and self.live is not None and self.live.run_id == run_id:
                 await self.live.over()
             raise
-        await self._show_queued(run_id, receipt.message.id)
+        await self._show_queued(run_id)
         return receipt
 
     async def edit(
@@ -326,24 +326,40 @@ class Thread:
         """Edit a message as `handrail.runs.edit` does, and return it. Raises `RunUnknown` if the thread has no such run."""
         await self._check_own(run_id)
         await runs.edit(self._journal, run_id, message_id, text, when=when, by=self.principal)
-        return await self._show_queued(run_id, message_id)
+        return (await self._show_queued(run_id))[message_id]
 
     async def withdraw(self, run_id: str, message_id: str) -> QueuedMessage:
         """Withdraw a message as `handrail.runs.withdraw` does, and return it. Raises `RunUnknown` if the thread has no such run."""
         await self._check_own(run_id)
         await runs.withdraw(self._journal, run_id, message_id, by=self.principal)
-        return await self._show_queued(run_id, message_id)
+        return (await self._show_queued(run_id))[message_id]
+
+    async def order(
+        self, run_id: str, order: Order | Literal["continue"], text: str = ""
+    ) -> runs.Receipt | None:
+        """Give one of this thread's runs an order, or continue it, as the functions of `handrail.runs` do. Its pause may end with that.
+
+        Returns the receipt of an order. Raises `RunUnknown` if the thread has no such run.
+        """
+        await self._check_own(run_id)
+        is_paused = any(each.kind == "pause" for each in await self.questions())
+        give = {"pause": runs.pause, "wrap up": runs.wrap_up, "stop": runs.stop, "continue": runs.go_on}
+        receipt = await give[order](self._journal, run_id, text, by=self.principal)
+        await self._show_queued(run_id)
+        if is_paused and order != "pause" and not self._setup.stopping:
+            await self.go_on()
+        return receipt
 
     async def _check_own(self, run_id: str) -> None:
         if (await self._journal.runs.get(run_id)).record.session_id != self.session_id:
             raise RunUnknown(run_id)
 
-    async def _show_queued(self, run_id: str, message_id: str) -> QueuedMessage:
-        """Return a message to a run. The thread's readers are told about it here unless the run is executed here, and so tells them."""
-        found = next(each for each in await runs.messages(self._journal, run_id) if each.id == message_id)
+    async def _show_queued(self, run_id: str) -> Mapping[str, QueuedMessage]:
+        """Return the messages to a run, by id. If it is not executed here, and so tells its readers nothing, they are told about them."""
+        found = await runs.messages(self._journal, run_id)
         if self.live is None or self.live.is_parking:
-            self.feed.append([queued_event(run_id, found)])
-        return found
+            self.feed.append([queued_event(run_id, each) for each in found if each.state != "told"])
+        return {each.id: each for each in found}
 
     async def cancel(self) -> None:
         """Cancel the active or waiting run, if there is one. If another process executes it, that process stops it soon."""

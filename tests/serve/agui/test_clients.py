@@ -534,6 +534,24 @@ def steered(place: Place) -> None:
     ]
 
 
+def paused(place: Place) -> None:
+    """A paused run ends the leg with an interrupt that belongs to no call, and its answer continues the run."""
+    GATES["wait"].clear()
+    place.client().do("leave", text="wait", after=6, left=True)
+    run_id = place.get("/threads/thread-1")["runs"][0]["id"]
+
+    def pause() -> None:
+        place.post(f"/threads/thread-1/runs/{run_id}/orders", {"order": "pause"})
+        GATES["wait"].set()
+
+    client = place.client()
+    (asked,) = client.do("connect", joined=pause).interrupts
+    assert (asked["reason"], asked.get("toolCallId")) == ("input_required", None)
+    assert asked["metadata"]["handrail"]["kind"] == "pause"
+    came = client.resume((asked, "continue"))
+    assert (came.outcome, came.text) == ("success", "I waited.")
+
+
 def reconnect_to_question(place: Place) -> None:
     """A client that connects later finds the open question, and can answer it."""
     place.client().say("pay")
@@ -655,6 +673,7 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         reconnect,
         reconnect_to_question,
         steered,
+        paused,
         two_questions,
         partial_resume,
         said_meanwhile,

@@ -19,6 +19,7 @@ from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
 from handrail import serve
 from handrail.errors import ToolValidationError
 from handrail.events import CallStatus
+from handrail.journal import records
 from handrail.question import AnswerOutcome
 from handrail.schema import Schema
 
@@ -49,11 +50,13 @@ def test_modules(file: str):
 
 
 def test_the_page_has_words_for_all_statuses_and_outcomes():
-    """The page has a text for every status that a call can have, and for every outcome of a question."""
+    """The page has a text for every status of a call, every outcome of a question, every order to a run, and every time when it is told."""
     words = (Path(serve.__file__).parent / "page/words.js").as_uri()
     show = f"import({json.dumps(words)}).then((words) => console.log(JSON.stringify(words)))"
     said = json.loads(node("--eval", show))
     assert said["STATUS"].keys() >= set(get_args(CallStatus))
+    assert said["WHEN"].keys() == set(get_args(records.When))
+    assert said["ORDER"].keys() == set(get_args(records.Order))
     assert said["OUTCOME"].keys() == {*get_args(AnswerOutcome), "approved", "denied"}
 
 

@@ -161,6 +161,65 @@ def test_a_run_that_waits_for_an_answer_is_told_afterwards(page: Page):
     assert users(page) == ["pay", "hello"]
 
 
+def order(page: Page, words: str) -> None:
+    """Give the run an order from the menu, with the keyboard."""
+    page.get_by_role("button", name="Pause, wrap up or stop").press("Enter")
+    expect(page.get_by_role("menuitem").first).to_be_focused()
+    for _ in range(5):
+        if page.get_by_role("menuitem", name=words).evaluate("item => item === document.activeElement"):
+            break
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("menu")).to_have_count(0)
+
+
+def test_a_run_is_paused_and_continued(page: Page):
+    """The order waits in the tray, where it can be withdrawn. A paused run asks in every window, also after a reload."""
+    begin(page)
+    work(page)
+    order(page, "Stop after this step")
+    expect(rows(page)).to_contain_text("Stop after this step")
+    page.get_by_role("button", name="Withdraw: Stop after this step").click()
+    expect(tray(page)).to_have_count(0)
+    order(page, "Pause before the next step")
+    expect(rows(page)).to_contain_text("Pause before the next step")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(rows(other)).to_contain_text("Pause before the next step")
+    GATES["wait"].set()
+    for window in (page, other):
+        expect(question(window, "The run is paused")).to_be_visible()
+        expect(tray(window)).to_have_count(0)
+    other.reload()
+    page.get_by_role("button", name="Pause, wrap up or stop").click()
+    expect(page.get_by_role("menuitem")).to_have_count(2)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Pause, wrap up or stop")).to_be_focused()
+    question(other, "The run is paused").get_by_role("button", name="Continue").click()
+    for window in (page, other):
+        expect(log(window)).to_contain_text("I waited.")
+        expect(question(window, "The run is paused")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("words", "said"), [("Wrap up in one last turn", 1), ("Stop here", 0)])
+def test_a_paused_run_is_wrapped_up_or_stopped(page: Page, words: str, said: int):
+    """What it has done stays, and the thread can then continue."""
+    work(page)
+    order(page, "Pause before the next step")
+    expect(rows(page)).to_have_count(1)
+    GATES["wait"].set()
+    question(page, "The run is paused").get_by_role("button", name=words).click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(card(page, "wait_at")).to_contain_text("done")
+    answers = log(page).locator(".message.assistant")
+    expect(answers).to_have_count(1 + said)
+    page.reload()
+    expect(card(page, "wait_at")).to_contain_text("done")
+    expect(answers).to_have_count(1 + said)
+    say(page, "hello")
+    expect(log(page)).to_contain_text("Hello to you.")
+
+
 def test_nothing_jumps(page: Page):
     """The button that sends, and what a reader looks at who has scrolled up, stay in place when a run starts and messages come and go."""
     begin(page)

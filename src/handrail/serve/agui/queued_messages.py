@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handrail.journal.records import QueuedMessage
+from handrail.run.record.notices import text_of
 from handrail.serve.agui.wire_events import Event, custom, format_time
 
 QUEUED = "handrail.queued"
@@ -12,11 +13,13 @@ QUEUED = "handrail.queued"
 
 
 def queued_json(run_id: str, message: QueuedMessage) -> dict[str, Any]:
-    """Return a message to a run as plain JSON data."""
+    """Return a message to a run as plain JSON data. `child` is the background run whose end it is; "" for what somebody said."""
     return {
         "id": message.id,
         "run_id": run_id,
-        "text": message.text,
+        "text": text_of(message),
+        "order": message.order,
+        "child": message.child,
         "when": message.when,
         "by": message.by,
         "at": format_time(message.at),

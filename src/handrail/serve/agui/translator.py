@@ -350,7 +350,9 @@ class Translator:
         ]
 
     def _queued(self, event: MessageQueued, run: OpenRun) -> list[Event]:
-        self._is_told |= event.message.state == "told"
+        message = event.message
+        if message.state == "told" and (message.text or message.child or message.order == "wrap up"):
+            self._is_told = True  # an order without words is no message
         return [queued_event(self.run_id, event.message)]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:

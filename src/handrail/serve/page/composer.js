@@ -3,6 +3,7 @@
 
 import { sizeOf } from "./attachments.js";
 import { Icon } from "./icons.js";
+import { Orders } from "./orders.js";
 import { isActive } from "./store.js";
 import { WhenField } from "./tray.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
@@ -22,6 +23,7 @@ export function Composer({ conversation, loading, say }) {
   const field = useRef(null);
   const sending = useRef(null); // The id of the message that is being sent. Sending it again is harmless.
   const running = isActive(conversation.view);
+  const isPaused = Object.values(conversation.view.questions).some((question) => question.kind === "pause");
   typed.set(id, text);
 
   useEffect(() => {
@@ -64,6 +66,14 @@ export function Composer({ conversation, loading, say }) {
       setStopping(false);
     }
   };
+  const order = async (given) => {
+    setProblem(null);
+    try {
+      await conversation.order(given);
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
   const attach = (event, list) => {
     if (!list?.length) return;
     event.preventDefault();
@@ -73,7 +83,7 @@ export function Composer({ conversation, loading, say }) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
     else if (event.key === "Escape" && status === "running" && !stopping) stop();
   };
-  return html`<form class="composer" onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${(event) => attach(event, event.dataTransfer?.files)}>
+  return html`<form class=${`composer${running ? " running" : ""}`} onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${(event) => attach(event, event.dataTransfer?.files)}>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${files.length > 0 &&
     html`<ul class="attached" aria-label="Files to send">
@@ -89,7 +99,7 @@ export function Composer({ conversation, loading, say }) {
         ref=${field}
         rows="1"
         value=${text}
-        placeholder=${running ? "Say something while it works" : "Write a message"}
+        placeholder=${running ? "Say something" : "Write a message"}
         aria-describedby="composer-help"
         onInput=${(event) => (setText(event.target.value), (sending.current = null))}
         onKeyDown=${pressed}
@@ -99,7 +109,8 @@ export function Composer({ conversation, loading, say }) {
       html`<${WhenField} when=${when} choose=${setWhen} />
         <button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back unfinished calls" onClick=${stop}>
           ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
-        </button>`}
+        </button>
+        <${Orders} isPaused=${isPaused} give=${order} />`}
       <button type="submit" class="send" disabled=${(!text.trim() && !files.length) || busy || loading} aria-label=${running ? "Say it" : "Send"} title=${running ? WHEN[when][1] : "Send (Enter)"}><${Icon} name="send" /></button>
     </div>
     <p id="composer-help" class="help">${help(status, running, when)}</p>

@@ -161,9 +161,15 @@ export class Conversation {
     return this.queued(server.withdraw(this.id, message));
   }
 
+  /** Order the run to pause, wrap up or stop before its next step, or continue it. */
+  order(given) {
+    return this.queued(server.order(this.id, this.view.runId, given));
+  }
+
   /** Show a message to the run as the server returns it. */
   async queued(promise) {
-    this.view = withQueued(this.view, await this.guarded(promise));
+    const message = await this.guarded(promise);
+    if (message) this.view = withQueued(this.view, message);
     this.changed();
   }
 

@@ -5,7 +5,7 @@ import { Icon } from "./icons.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
 import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
-import { OUTCOME } from "./words.js";
+import { ORDER, OUTCOME } from "./words.js";
 
 // Unsent input, by question. It outlives the component, so that answering one question keeps the input of the others.
 const drafts = new Map();
@@ -41,12 +41,13 @@ export function Question({ question, conversation }) {
   const since = useRef(0);
   const shown = usePause(0);
   const ready = usePause(focused);
-  const give = async (given) => {
+  const give = (given) => act(() => conversation.answer(question, given));
+  const act = async (ask) => {
     const here = group.current.contains(document.activeElement);
     setBusy(true);
     setProblem(null);
     try {
-      await conversation.answer(question, given);
+      await ask();
       drafts.delete(question.id);
       if (here) goOn(group.current);
     } catch (error) {
@@ -59,8 +60,8 @@ export function Question({ question, conversation }) {
     keep: (value) => drafts.set(question.id, value),
   };
   const askers = (question.asked_by ?? []).filter((name) => !name.includes(".")); // without the acts of handoffs
-  const Body = question.kind === "approval" ? Approval : Asked;
-  const label = question.kind === "approval" ? `Approval of ${question.payload?.tool ?? question.name}` : `Question: ${question.message || question.name}`;
+  const Body = { approval: Approval, pause: Paused }[question.kind] ?? Asked;
+  const label = question.kind === "approval" ? `Approval of ${question.payload?.tool ?? question.name}` : question.kind === "pause" ? "The run is paused" : `Question: ${question.message || question.name}`;
   return html`<section
     class=${`question ${question.kind}${busy ? " busy" : ""}${ready ? " ready" : ""}`}
     role="group"
@@ -78,7 +79,7 @@ export function Question({ question, conversation }) {
     <p class="unseen" role="alert">${label}</p>
     ${askers.length > 1 && html`<p class="asked-by soft">asked by ${askers.join(" › ")}</p>`}
     <${Expiry} at=${question.expires_at} />
-    <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} />
+    <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} order=${(order) => act(() => conversation.order(order))} fields=${problem?.fields ?? []} keys=${keys} />
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
   </section>`;
 }
@@ -97,6 +98,18 @@ function Expiry({ at }) {
   if (!at) return null;
   const when = new Date(at);
   return html`<p class="soft expiry">open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
+}
+
+/** A paused run: it goes on, has one last turn, or ends. */
+function Paused({ give, order, busy }) {
+  return html`<div class="asked">
+    <h3><${Icon} name="pause" /> The run is paused.</h3>
+    <div class="choices">
+      <button type="button" class="primary" disabled=${busy} onClick=${() => give({ outcome: "answered", value: "continue" })}>Continue</button>
+      <button type="button" disabled=${busy} onClick=${() => order("wrap up")}>${ORDER["wrap up"]}</button>
+      <button type="button" disabled=${busy} onClick=${() => order("stop")}>Stop here</button>
+    </div>
+  </div>`;
 }
 
 /** A question for input, shown by the app's own renderer or by a form. */

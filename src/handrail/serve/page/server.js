@@ -98,6 +98,8 @@ export const edit = async (id, { run_id: run, id: message }, given) =>
   (await json(`${queue(id, run)}/${encodeURIComponent(message)}`, sent("POST", given))).message;
 export const withdraw = async (id, { run_id: run, id: message }) =>
   (await json(`${queue(id, run)}/${encodeURIComponent(message)}`, sent("DELETE"))).message;
+/** Orders a run to pause, wrap up or stop before its next step, or continues it. Returns the order as a message, if it is one. */
+export const order = async (id, run, given) => (await json(`${thread(id)}/runs/${encodeURIComponent(run)}/orders`, sent("POST", { order: given }))).message;
 export const answer = (id, given) => json(`${thread(id)}/answers`, sent("POST", given));
 export const cancel = (id) => json(`${thread(id)}/cancel`, sent("POST"));
 export const runTree = (id, run) => json(`${thread(id)}/runs/${encodeURIComponent(run)}`);

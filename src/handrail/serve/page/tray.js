@@ -3,7 +3,7 @@
 import { Icon } from "./icons.js";
 import { waitingIn } from "./store.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
-import { many, WHEN } from "./words.js";
+import { many, ORDER, WHEN } from "./words.js";
 
 /** The messages that wait. A message that is being edited stays, with the typed text, even if it is told meanwhile. */
 export function Tray({ conversation, mayChange }) {
@@ -39,13 +39,15 @@ export function Tray({ conversation, mayChange }) {
 
 function Row({ message, mayChange, edit, withdraw }) {
   const [short, long] = WHEN[message.when];
+  const words = [ORDER[message.order], message.text].filter(Boolean).join(": ");
   return html`<li class="queued">
-    <span class="queued-when" title=${long}><${Icon} name=${message.when} /><span>${short}</span></span>
-    <p class="said"><bdi>${message.text}</bdi>${message.edited && html` <span class="soft">(edited)</span>`}</p>
+    <span class="queued-when" title=${long}><${Icon} name=${message.order ?? message.when} /><span>${short}</span></span>
+    <p class="said"><bdi>${words}</bdi>${message.edited && html` <span class="soft">(edited)</span>`}</p>
     ${mayChange &&
+    !message.child &&
     html`<span class="queued-acts">
-      <button type="button" class="quiet small" id=${`edit-${message.id}`} disabled=${!edit} aria-label=${`Edit: ${message.text}`} onClick=${edit}>Edit</button>
-      <button type="button" class="quiet small" aria-label=${`Withdraw: ${message.text}`} onClick=${withdraw}>Withdraw</button>
+      ${!message.order && html`<button type="button" class="quiet small" id=${`edit-${message.id}`} disabled=${!edit} aria-label=${`Edit: ${words}`} onClick=${edit}>Edit</button>`}
+      <button type="button" class="quiet small" aria-label=${`Withdraw: ${words}`} onClick=${withdraw}>Withdraw</button>
     </span>`}
   </li>`;
 }

@@ -65,6 +65,13 @@ export const WHEN = {
   afterwards: ["Afterwards", "The model is told when it would be done."],
 };
 
+/** What a run is ordered to do before its next step. */
+export const ORDER = {
+  pause: "Pause before the next step",
+  "wrap up": "Wrap up in one last turn",
+  stop: "Stop after this step",
+};
+
 /** How long ago a time was, in short form, or its date if that is a week or more; "" if it is not a time. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
