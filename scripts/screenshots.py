@@ -136,14 +136,14 @@ def paused(page: Page, server: Served) -> None:
     """Pause a run, say something to it, and open the menu."""
     say(page, "sheep")
     page.get_by_text("4 of 8").wait_for()
-    page.get_by_role("button", name="Pause, wrap up or stop").click()
+    page.get_by_role("button", name="Pause or wrap up").click()
     page.get_by_role("menuitem", name="Pause").click()
     page.get_by_role("button", name="Withdraw: Pause").wait_for()
     GATES["sheep"].set()
     page.get_by_role("button", name="Continue").wait_for()
     say(page, "Only the black ones, please.")
     page.get_by_role("button", name="Edit: Only").wait_for()
-    page.get_by_role("button", name="Pause, wrap up or stop").click()
+    page.get_by_role("button", name="Pause or wrap up").click()
 
 
 Scene = Callable[[Page, Served], None]

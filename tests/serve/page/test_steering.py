@@ -163,7 +163,7 @@ def test_a_run_that_waits_for_an_answer_is_told_afterwards(page: Page):
 
 def order(page: Page, words: str) -> None:
     """Give the run an order from the menu, with the keyboard."""
-    page.get_by_role("button", name="Pause, wrap up or stop").press("Enter")
+    page.get_by_role("button", name="Pause or wrap up").press("Enter")
     expect(page.get_by_role("menuitem").first).to_be_focused()
     for _ in range(5):
         if page.get_by_role("menuitem", name=words).evaluate("item => item === document.activeElement"):
@@ -191,10 +191,10 @@ def test_a_run_is_paused_and_continued(page: Page):
         expect(question(window, "The run is paused")).to_be_visible()
         expect(tray(window)).to_have_count(0)
     other.reload()
-    page.get_by_role("button", name="Pause, wrap up or stop").click()
+    page.get_by_role("button", name="Pause or wrap up").click()
     expect(page.get_by_role("menuitem")).to_have_count(2)
     page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="Pause, wrap up or stop")).to_be_focused()
+    expect(page.get_by_role("button", name="Pause or wrap up")).to_be_focused()
     question(other, "The run is paused").get_by_role("button", name="Continue").click()
     for window in (page, other):
         expect(log(window)).to_contain_text("I waited.")

@@ -28,7 +28,7 @@ export function Orders({ isPaused, give }) {
     event.preventDefault();
   };
   return html`<span class="orders" ref=${box} onKeyDown=${pressed} onfocusout=${(event) => event.currentTarget.contains(event.relatedTarget) || setOpen(false)}>
-    <button type="button" class="quiet more" ref=${toggle} aria-haspopup="menu" aria-expanded=${String(open)} aria-label="Pause, wrap up or stop" title="Pause, wrap up or stop" onClick=${() => setOpen(!open)}>
+    <button type="button" class="quiet more" ref=${toggle} aria-haspopup="menu" aria-expanded=${String(open)} aria-label="Pause or wrap up" title="Pause, wrap up, or stop after this step" onClick=${() => setOpen(!open)}>
       <${Icon} name="more" />
     </button>
     ${open &&
