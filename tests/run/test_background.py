@@ -26,6 +26,7 @@ from handrail import (
     ToolCall,
     ToolContext,
     WorkerRegistry,
+    Workspace,
     tool,
 )
 from handrail.errors import RunUnknown
@@ -261,7 +262,7 @@ async def test_a_call_that_changes_files_begins_a_run_once_they_are_in_place(app
     """If its files can't be changed after all, the call counts as never committed, and so it begins nothing."""
     journal = MemoryJournal()
     record = RunRecord(id="r", session_id="s", principal="p", prompt="host", model="m", began_at=1.0)
-    parent = Parent(run_id="r", session_id="s", principal="p", call_id="c")
+    parent = Parent(run_id="r", call_id="c")
     child = msgspec.structs.replace(record, id="child", app=HELPER, request=b"?", parent=parent)
     await journal.runs.begin(record)
     unit = CommitUnit(run_id="r", call_id="c", files=[{"root": "/"}], spawned=(SpawnedRun(child),))
@@ -286,7 +287,7 @@ async def test_a_share_that_is_not_left_is_refused_and_nothing_is_lost():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"agent": "nobody"}, "neither a worker of this run nor an agent in a module"),
+        ({"agent": "nobody"}, "neither a worker of this run nor named as an agent"),
         ({"agent": "no_such_module:agent"}, "there is no module 'no_such_module'"),
         ({"agent": "support.background_app:nothing"}, "has no Agent or Prompt called 'nothing'"),
         ({"files": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
@@ -461,9 +462,66 @@ async def test_a_model_begins_lists_waits_for_and_cancels_background_runs(record
     async with working(journal, HELPER) if journal else contextlib.nullcontext():
         id = (await call("background_start", agent="helper", message="hello")).split()[3]
         assert await call("background_wait", id=id) == "hello"
-        [shown] = json.loads(await call("background_list"))
-        assert shown == {"id": id, "agent": "helper", "status": "done"}
+        assert json.loads(await call("background_list")) == {id: "helper done"}
         assert "over" in await call("background_say", id=id, text="more")
         assert "It is cancelled" in await call("background_cancel", id=id)
         assert f"These were begun: {id}" in await call("background_wait", id="other")
         assert "refused" in await call("background_start", agent=HELPER, message="hello")
+
+
+@pytest.mark.parametrize("effect", ["pure", "read", "staged"])
+async def test_a_call_that_can_be_rolled_back_as_a_whole_begins_none(effect: Any):
+    @tool(effect=effect)
+    async def begin_one(context: ToolContext) -> str:
+        """Begin one."""
+        return context.spawn(HELPER, "hello").id
+
+    model = ScriptedModel([ToolCall("begin_one"), "done"])
+    response = await Agent(model, "Go.", tools=[begin_one]).run("go", journal=MemoryJournal(), run_id="r")
+    assert "it may not begin a background run" in model.requests[-1].messages[-1].text
+    assert response.text == "done"
+
+
+async def test_a_policy_between_the_run_and_the_call_is_looked_for_too():
+    """A run nested in a call has a policy, and its prompt has no reference by which a worker could find it."""
+    inner = Prompt("inner", "Begin.", tools=host.prompt.tools, policies=host.prompt.policies)
+
+    @tool(effect="idempotent")
+    async def nest(context: ToolContext) -> str:
+        """Let a nested run begin one."""
+        return (await context.adapter.evaluate(inner, "go")).text
+
+    def answer(request: ModelRequest) -> ToolCall | str:
+        last = request.messages[-1]
+        if isinstance(last, ToolMessage):
+            return last.text
+        return ToolCall("start", {"message": "hello"}) if "Begin." in request.system else ToolCall("nest")
+
+    journal = MemoryJournal()
+    agent = Agent(ScriptedModel(answer), "Go.", tools=[nest])
+    response = await agent.run("go", journal=journal, run_id="r", app=HOST)
+    assert "the policy 'capability' decides about it" in response.text
+    assert await children(journal, "r") == ()
+
+
+async def test_a_handle_says_that_its_run_begins_with_the_commit():
+    @tool(effect="idempotent")
+    async def wait_at_once(context: ToolContext) -> str:
+        """Wait for one that has not begun."""
+        return await context.spawn(HELPER, "hello").wait()
+
+    model = ScriptedModel([ToolCall("wait_at_once"), "done"])
+    await Agent(model, "Go.", tools=[wait_at_once]).run("go", journal=MemoryJournal(), run_id="r")
+    assert "Use `wait` in a later call" in model.requests[-1].messages[-1].text
+    agent = Agent(ScriptedModel([ToolCall("wait_at_once"), "done"]), "Go.", tools=[wait_at_once])
+    assert "Use `wait` in a later call" in str((await agent.run("go")).messages)
+
+
+async def test_the_workspace_of_the_run_is_refused(tmp_path: Path):
+    journal = SqliteJournal(tmp_path / "runs.db")
+    options: Any = {"journal": journal, "filesystem": Workspace("desk"), "app": HOST}
+    response = await host.run(asked(files="workspace:desk"), run_id="r", **options)
+    assert "one run at a time has a workspace" in response.text
+    response = await host.run(asked(files="workspace:other"), run_id="r2", **options)
+    assert [each.record.id for each in await children(journal, "r2")] == [response.text]
+    journal.close()

@@ -12,28 +12,17 @@ from typing import TYPE_CHECKING
 from handrail.imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from handrail.fleet.background import Background
     from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
     from handrail.fleet.runner import Runner
     from handrail.fleet.submission import FleetApp, Submission, submit
 
-__all__ = [
-    "Background",
-    "Dispatcher",
-    "Engine",
-    "FleetApp",
-    "JournalDispatcher",
-    "Runner",
-    "Submission",
-    "submit",
-]
+__all__ = ["Dispatcher", "Engine", "FleetApp", "JournalDispatcher", "Runner", "Submission", "submit"]
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
     __getattr__ = names_on_first_use(
         __name__,
         {
-            "background": "Background",
             "dispatcher": "Dispatcher Engine JournalDispatcher",
             "runner": "Runner",
             "submission": "FleetApp Submission submit",

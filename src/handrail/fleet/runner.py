@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.cancellation import shielded
@@ -29,7 +26,7 @@ from handrail.fleet.submission import FleetApp, repeat, this_host
 from handrail.journal.records import OVER, RunRow, WorkerRow
 from handrail.run.host import Host
 from handrail.run.limits import Budget
-from handrail.run.record.begin import RunOutcome, amounts_of, decode_request
+from handrail.run.record.begin import decode_request, never_begun
 from handrail.run.record.lease import renew_now
 from handrail.run.record.log import load_attachments
 from handrail.runs import cancel
@@ -380,14 +377,7 @@ class Runner:
             pause = _BUSY_SECONDS if isinstance(error, _Busy) else _RETRY_SECONDS
             later = journal.clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | _Busy):
-                outcome = RunOutcome(
-                    stop_reason="failed",
-                    cost=Decimal(0),
-                    error=described(error),
-                    phase="begin",
-                    spent=amounts_of({}),
-                )
-                await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
+                await journal.runs.leave(run_id, "failed", never_begun("failed", described(error)))
             elif is_mine:
                 await journal.runs.leave(run_id, row.status, row.outcome, due_at=later)
             elif not row.owner:

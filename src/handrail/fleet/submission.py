@@ -182,22 +182,30 @@ async def submit(
     now = journal.clock.now().timestamp()
     due = now if asked.at is None else asked.at
     run_id = asked.run_id or new_id()
-    record = RunRecord(
-        id=run_id,
-        session_id=asked.session_id or run_id,
-        principal=asked.principal,
-        prompt=app.source.prompt_name,
-        model=app.source.model,
-        began_at=now,
-        app=app.name,
-        code=app.code,
-        request=msgspec.msgpack.encode(asked.request(run_id, due)),
-    )
+    source = app.source
+    record = record_of(asked, run_id, now, due, source.prompt_name, source.model, app.name, app.code)
     blobs = contents(asked.loaded)
     row = await journal.queue.submit(record, at=due, host=asked.pinned_host, key=asked.key, blobs=blobs)
     if dispatcher is not None:
         await dispatcher.submit(row, asked.at)
     return row
+
+
+def record_of(
+    asked: Submission, id: str, now: float, due: float, prompt: str, model: str, app: str, code: str = ""
+) -> RunRecord:
+    """Return the record of a run that is submitted now."""
+    return RunRecord(
+        id=id,
+        session_id=asked.session_id or id,
+        principal=asked.principal,
+        prompt=prompt,
+        model=model,
+        began_at=now,
+        app=app,
+        code=code or code_of(app),
+        request=msgspec.msgpack.encode(asked.request(id, due)),
+    )
 
 
 async def repeat(journal: Journal, row: RunRow, request: RunRequest, dispatcher: Dispatcher) -> None:

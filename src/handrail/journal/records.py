@@ -106,8 +106,6 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The run that began a background run, and what the two have to do with each other."""
 
     run_id: str
-    session_id: str
-    principal: str
     call_id: str
     """The call that began the background run."""
     share: Amounts = {}

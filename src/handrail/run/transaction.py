@@ -29,7 +29,8 @@ from handrail.concurrency.claims import (
 )
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import ContextExpired, ResourceError
-from handrail.journal.records import CallKey, SpawnedRun, WorkspaceDelta
+from handrail.events import BackgroundStarted
+from handrail.journal.records import Amounts, CallKey, SpawnedRun, WorkspaceDelta
 from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.resources.startup_files import HasStartupFiles
 from handrail.run.limits import Reservation
@@ -599,6 +600,28 @@ class Transaction(msgspec.Struct, eq=False):
             for each in spawned:
                 each.reserved.settle()
                 each.begin()
+
+
+class _Asked(msgspec.Struct):
+    message: str
+
+
+def stage_spawned(attempt: Attempt, transaction: Transaction, record: SpawnedRun) -> None:
+    """Stage a background run that is submitted when the call is recorded. Raises `BudgetExceededError` if its share is not left."""
+    run, parent = record.run, record.run.parent
+    assert parent is not None, "a call begins it"
+    message = msgspec.msgpack.decode(run.request, type=_Asked).message
+    started = BackgroundStarted(run.id, run.prompt, message, parent.call_id, attempt.run_context)
+    stage(attempt, transaction, parent.share, lambda: attempt.run.publish(started), record)
+
+
+def stage(
+    attempt: Attempt, into: Transaction, share: Amounts, begin: Callable[[], None], record: SpawnedRun | None
+) -> None:
+    """Reserve the share of a background run, and stage the run. Raises `BudgetExceededError` if the share is not left."""
+    reserved = attempt.run.costs.tracker.reserve(**share)
+    with attempt.run.session.lock:  # a handler's threads may each begin one
+        into.spawned = (*into.spawned, Spawned(begin, reserved, record))
 
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:

@@ -22,75 +22,76 @@ from handrail.tools import Tool, tool
 _TEMPLATE = """\
 A background run works on its own while you go on. You are told its end before your next step. So wait for one only if you can't go on
 without its answer. It sees nothing of this conversation. These can be begun: {}."""
-_WORKERS = "your workers"
 
-Id = Annotated[str, Field(description="The id of the background run.")]
+Seconds = Annotated[float, Field(gt=0, le=600)]
+_CAPABILITIES = frozenset({"agent"})
 
 
-def _runs(context: ToolContext) -> Any:
-    background: Any = import_module("handrail.fleet.background")  # agents are above sections
-    return background.BackgroundRuns(call_behind(context))
+def _background() -> Any:
+    return import_module("handrail.fleet.background")  # agents are above sections
 
 
 def _start(agents: Mapping[str, str], budget: Budget | None, wake: bool) -> Tool[Any, Any]:
-    @tool(effect="idempotent", capabilities={"agent"}, description="Begin a run in the background.")
-    async def background_start(
-        agent: Annotated[str, Field(description="Who works in the background.")],
-        message: Annotated[str, Field(description="Everything that it has to know and do.")],
-        *,
-        context: ToolContext,
-    ) -> str:
+    @tool(effect="idempotent", capabilities=_CAPABILITIES)
+    async def background_start(agent: str, message: str, *, context: ToolContext) -> str:
+        """Begin a run in the background.
+
+        Args:
+            agent: Who works in the background.
+            message: Everything that it has to know and do.
+        """
         named = agents.get(agent, agent.partition(":")[0])  # a model names no modules
-        begun = context.spawn(named, message, budget=budget, wake=wake)
-        return f"The background run {begun.id} begins."
+        return f"The background run {context.spawn(named, message, budget=budget, wake=wake).id} begins."
 
     return background_start
 
 
-@tool(effect="read", description="List the background runs that were begun in this conversation.")
-async def background_list(context: ToolContext) -> list[dict[str, str]]:
-    return await _runs(context).list()
+@tool(effect="read")
+async def background_list(context: ToolContext) -> dict[str, str]:
+    """List the background runs that were begun in this conversation: the agent and the status of each, by its id."""
+    return await _background().list_background(call_behind(context))
 
 
-@tool(
-    effect="read", timeout=700.0, description="Wait for the end of a background run, and return its answer."
-)
-async def background_wait(
-    id: Id,
-    seconds: Annotated[float, Field(gt=0, le=600, description="How long to wait at most.")] = 60.0,
-    *,
-    context: ToolContext,
-) -> str:
-    found = await _runs(context).find(id)
+@tool(effect="read", timeout=700.0)
+async def background_wait(id: str, seconds: Seconds = 60.0, *, context: ToolContext) -> str:
+    """Wait for the end of a background run, and return its answer.
+
+    Args:
+        id: The id of the background run.
+        seconds: How long to wait at most.
+    """
+    found = await _background().find_background(call_behind(context), id)
     try:
         return await asyncio.wait_for(found.wait(), seconds)
     except TimeoutError:
         return f"It is still at work after {seconds:g} seconds. You are told its end."
 
 
-@tool(
-    effect="idempotent",
-    capabilities={"agent"},
-    description="Say something to a background run while it works.",
-)
-async def background_say(
-    id: Id,
-    text: Annotated[str, Field(description="What it is told before its next step.")],
-    *,
-    context: ToolContext,
-) -> str:
-    await (await _runs(context).find(id)).send(text, id=context.call_id)
+@tool(effect="idempotent", capabilities=_CAPABILITIES)
+async def background_say(id: str, text: str, *, context: ToolContext) -> str:
+    """Say something to a background run while it works.
+
+    Args:
+        id: The id of the background run.
+        text: What it is told before its next step.
+    """
+    found = await _background().find_background(call_behind(context), id)
+    await found.send(text, id=context.call_id)
     return "It is told before its next step."
 
 
-@tool(
-    effect="idempotent",
-    capabilities={"agent"},
-    description="Cancel a background run. What it has done stays.",
-)
-async def background_cancel(id: Id, *, context: ToolContext) -> str:
-    await (await _runs(context).find(id)).cancel()
+@tool(effect="idempotent", capabilities=_CAPABILITIES)
+async def background_cancel(id: str, *, context: ToolContext) -> str:
+    """Cancel a background run. What it has done stays.
+
+    Args:
+        id: The id of the background run.
+    """
+    await (await _background().find_background(call_behind(context), id)).cancel()
     return "It is cancelled, unless it was over."
+
+
+_TOOLS = (background_list, background_wait, background_say, background_cancel)
 
 
 @checked_arguments
@@ -120,13 +121,7 @@ class BackgroundTools(MarkdownSection[Any]):
         super().__init__(
             title=title,
             key=key,
-            template=_TEMPLATE.format(", ".join([*known, _WORKERS])).replace("$", "$$"),
-            tools=(
-                _start(dict(known), budget, wake),
-                background_list,
-                background_wait,
-                background_say,
-                background_cancel,
-            ),
+            template=_TEMPLATE.format(", ".join([*known, "your workers"])).replace("$", "$$"),
+            tools=(_start(dict(known), budget, wake), *_TOOLS),
             policies=tuple(policies),
         )

@@ -18,7 +18,7 @@ from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import check_owner, is_owner
 from handrail.journal.sql.run_rows import find_run
-from handrail.journal.sql.runs import insert_queued
+from handrail.journal.sql.runs import insert_spawned
 from handrail.journal.sql.verification import (
     CLEARED,
     SETTLED,
@@ -102,7 +102,7 @@ class SqlCalls(Role):
         """Submit the background runs that a committed call has begun."""
         database = self._database
         for each in unit.spawned:
-            insert_queued(connection, database.chains, each.run, database.now(), host=each.host)
+            insert_spawned(connection, database.chains, each, database.now())
 
     async def _settle(self, unit: CommitUnit, state: str, *, synced: bool) -> None:
         database = self._database

@@ -12,7 +12,7 @@ import msgspec
 
 from handrail.journal.local import check_edit, check_message
 from handrail.journal.protocol import Choose
-from handrail.journal.records import MESSAGES, OVER, QueuedMessage, RunRecord, RunStatus
+from handrail.journal.records import MESSAGES, QueuedMessage, RunRecord, RunStatus
 from handrail.journal.sql.chains import Chains, run_chain
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Role, encode, transaction
@@ -73,8 +73,8 @@ class SqlMessages(Role):
         _signal(connection, self._chains, row, {**known, message.id: message})
 
 
-def add_end(connection: Connection, chains: Chains, run_id: str, message: QueuedMessage) -> bool:
-    """Send the end of a background run to its parent, and return whether that is over. It then waits for the session's next run.
+def add_end(connection: Connection, chains: Chains, run_id: str, message: QueuedMessage) -> StoredRun:
+    """Send the end of a background run to its parent, and return that run's row. If it is over, the end waits for the session's next run.
 
     Raises `RunUnknown` if there is no such run, and `JournalAltered` if its record was altered.
     """
@@ -82,7 +82,7 @@ def add_end(connection: Connection, chains: Chains, run_id: str, message: Queued
     if message.id not in known:
         _add(connection, chains, run_id, message)
         _signal(connection, chains, row, {**known, message.id: message})
-    return row.status in OVER
+    return row
 
 
 def move_ends(connection: Connection, chains: Chains, run: RunRecord, now: float) -> bool:

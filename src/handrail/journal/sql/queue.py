@@ -14,7 +14,7 @@ from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, earliest
 from handrail.journal.sql.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
-from handrail.journal.sql.runs import insert_queued, release, take_turn
+from handrail.journal.sql.runs import check_new, insert_new, release, take_turn
 from handrail.journal.sql.verification import verify_session
 from handrail.journal.sql.workspaces import put_blob
 
@@ -73,9 +73,9 @@ class SqlQueue(Role):
         query = "SELECT id FROM runs WHERE principal = ? AND key = ?"
         earlier = connection.execute(query, (run.principal, key)).fetchone() if key else None
         if earlier is None:
-            insert_queued(
-                connection, database.chains, run, now, host=host, key=key, due=now if at is None else at
-            )
+            check_new(connection, run.id)
+            due = now if at is None else at
+            insert_new(connection, database.chains, run, "queued", now, queue=(run.queue, host, key, due))
             for data in blobs:
                 put_blob(connection, database.chains, data, run.id, at=now)
         row = find_run(connection, database.chains, run.id if earlier is None else earlier[0])

@@ -34,7 +34,6 @@ from handrail.journal.records import (
     MESSAGES,
     OVER,
     Mark,
-    Parent,
     QueuedMessage,
     RunCopy,
     RunEnd,
@@ -275,20 +274,11 @@ def insert_new(
         chains.append(connection, chain, OUTCOME, end, body, at=changed_at)
 
 
-def insert_queued(
-    connection: Connection,
-    chains: Chains,
-    run: RunRecord,
-    now: float,
-    *,
-    host: str = "",
-    key: str = "",
-    due: float | None = None,
-) -> None:
-    """Add a run for a worker to begin, which is due now or at `due`. Raises `RunError` if its id is in use."""
-    check_new(connection, run.id)
+def insert_spawned(connection: Connection, chains: Chains, spawned: SpawnedRun, now: float) -> None:
+    """Add a run for a worker to begin. Raises `RunError` if its id is in use."""
+    check_new(connection, spawned.run.id)
     insert_new(
-        connection, chains, run, "queued", now, queue=(run.queue, host, key, now if due is None else due)
+        connection, chains, spawned.run, "queued", now, queue=(spawned.run.queue, spawned.host, "", now)
     )
 
 
@@ -666,48 +656,38 @@ def release(
     if row.queue and (stops or (due is None and status == "queued")):
         # A run with a due time waits up to a second, so that a leg that fails is not repeated at once.
         due = now if due is None else min(due, now + 1)
-    update_run(connection, chains, row, changed_at=now, due_at=due, **left)
+    released = update_run(connection, chains, row, changed_at=now, due_at=due, **left)
     if end_of(status, outcome) != end_of(row.status, row.outcome):
         end, body = end_of(status, outcome)
         chains.append(connection, run_chain(row.id), OUTCOME, end, body, at=now)
     if status in OVER:
         withdraw(connection, chains, now, "run_id = ?", row.id)
-        if (parent := row.decoded.parent) is not None:
-            _end_background(connection, chains, row.decoded, parent, status, outcome, now)
+        _end_background(connection, chains, released, now)
 
 
-def _end_background(
-    connection: Connection,
-    chains: Chains,
-    child: RunRecord,
-    parent: Parent,
-    status: RunStatus,
-    outcome: bytes,
-    now: float,
-) -> None:
+def _end_background(connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
     """Send the end of a background run to its parent. If that is over, submit the run that is to be woken, if there is one."""
-    end = msgspec.msgpack.decode(outcome, type=RunEnd) if outcome else RunEnd()
-    left = {unit: amount - end.spent[unit] for unit, amount in parent.share.items() if unit in end.spent}
-    message = QueuedMessage(
-        id=child.id,
-        text=end.text if status == "done" else end.error,
-        by=parent.principal,
-        at=now,
-        child=child.id,
-        agent=child.prompt,
-        end=status,
-        left=left,
+    child = row.decoded
+    if (parent := child.parent) is None:
+        return
+    outcome = msgspec.msgpack.decode(row.outcome, type=RunEnd) if row.outcome else RunEnd()
+    left = {
+        unit: amount - outcome.spent[unit] for unit, amount in parent.share.items() if unit in outcome.spent
+    }
+    text, by = outcome.text if row.status == "done" else outcome.error, child.principal
+    end = QueuedMessage(
+        id=row.id, text=text, by=by, at=now, child=row.id, agent=child.prompt, end=row.status, left=left
     )
     try:
-        is_over = add_end(connection, chains, parent.run_id, message)
+        above = add_end(connection, chains, parent.run_id, end)
     except (RunUnknown, JournalAltered):
         return  # the end of a run does not depend on its parent
-    if is_over and parent.wake:
+    if above.status in OVER and parent.wake:
         woken = msgspec.msgpack.decode(parent.wake, type=SpawnedRun)
         query = "SELECT 1 FROM runs WHERE session_id = ? AND principal = ? AND status = 'queued'"
-        if connection.execute(query, (parent.session_id, parent.principal)).fetchone() is None:
+        if connection.execute(query, above.session).fetchone() is None:
             run = msgspec.structs.replace(woken.run, began_at=now)
-            insert_queued(connection, chains, run, now, host=woken.host)
+            insert_spawned(connection, chains, msgspec.structs.replace(woken, run=run), now)
 
 
 def withdraw(connection: Connection, chains: Chains, now: float, where: str, *values: str) -> None:

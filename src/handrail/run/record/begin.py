@@ -9,7 +9,7 @@ import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -264,6 +264,15 @@ def amounts_of(spent: Mapping[str, Decimal]) -> Amounts:
     return {
         unit: spent.get(unit, Decimal(0)) if unit == "money" else int(spent.get(unit, 0)) for unit in UNITS
     }
+
+
+def never_begun(stop_reason: Literal["failed", "cancelled"], error: str) -> bytes:
+    """Return the outcome of a run that ended before it began, encoded."""
+    phase = "begin" if stop_reason == "failed" else ""
+    outcome = RunOutcome(
+        stop_reason=stop_reason, cost=Decimal(0), error=error, phase=phase, spent=amounts_of({})
+    )
+    return msgspec.msgpack.encode(outcome)
 
 
 def decode_begin(record: RunRecord) -> RunBegin:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from itertools import count, takewhile
 from typing import Any, NamedTuple
 
@@ -22,13 +21,13 @@ from handrail.run.failures import what_stands
 from handrail.run.place import RUN, Place
 from handrail.run.record.begin import (
     RunOutcome,
-    amounts_of,
     base_of,
     begun_runs,
     check_begun,
     decode_begin,
     decode_outcome,
     decode_request,
+    never_begun,
 )
 from handrail.run.record.format import Advice, InnerCall, attachments_in, text_of
 from handrail.run.record.lease import acquire_run
@@ -251,14 +250,7 @@ UNFINISHED = Unfinished(
 )
 
 
-NEVER_BEGAN = msgspec.msgpack.encode(
-    RunOutcome(
-        stop_reason="cancelled",
-        cost=Decimal(0),
-        error="it was cancelled before it began",
-        spent=amounts_of({}),
-    )
-)
+NEVER_BEGAN = never_begun("cancelled", "it was cancelled before it began")
 
 
 async def end_cancelled(journal: Journal, run_id: str) -> None:

@@ -273,13 +273,9 @@ class RunLog:
     def spawned_under(self, call: Place, before: int | None = None) -> Iterator[SpawnedRun]:
         """Yield the background runs that a call and the calls inside it have begun; with `before`, only those in attempts with a lower number."""
         for unit in self._finished.values():
-            place = Place.parse(unit.place) if unit.spawned else None
-            if place is None or unit.status != "ok":
-                continue
-            attempt = place.attempt_at(call)
-            if (before is None and place == call) or (
-                attempt is not None and (before is None or attempt < before)
-            ):
+            place = Place.parse(unit.place)
+            attempt = before or 0 if place == call else place.attempt_at(call)
+            if attempt is not None and (before is None or attempt < before):
                 yield from unit.spawned
 
     def under(self, call: Place) -> list[bytes]:

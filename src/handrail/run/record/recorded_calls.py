@@ -36,8 +36,7 @@ from handrail.run.record.format import (
     write_result,
 )
 from handrail.run.record.log import RunLog, load_attachments
-from handrail.run.spawning import stage_spawned
-from handrail.run.transaction import Settled, Transaction, new_transaction, note_past
+from handrail.run.transaction import Settled, Transaction, new_transaction, note_past, stage_spawned
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
 
