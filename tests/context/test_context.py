@@ -55,11 +55,12 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "request_permission": lambda context: context.request_permission("fs.write"),
     "call": lambda context: context.call("add", a=1),
     "call_worker": lambda context: context.call_worker("add", {"a": 1}),
+    "spawn": lambda context: context.spawn("helper", "hello"),
     "ticket": lambda context: context.ticket(),
     "wait_for": lambda context: context.wait_for("pick", {}, Choice),
     "prompt_model": lambda context: context.prompt_model("pick", Choice),
 }
-AT_ONCE = {"beat", "report_progress", "emit", "ticket"}
+AT_ONCE = {"beat", "report_progress", "emit", "ticket", "spawn"}
 
 # --- contents ------------------------------------------------------------------------------------
 

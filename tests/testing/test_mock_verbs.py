@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from handrail.errors import NotSupported
+from handrail.errors import NotSupported, RunError
 from handrail.question import Wording
 from handrail.testing import (
     agent_context,
@@ -113,3 +113,12 @@ async def test_a_worker_may_have_a_person_and_records_its_attachments() -> None:
     assert await context.wait_for("meal") == "fish"
     assert await context.prompt_model("Which meal?", str) == "rice"
     assert worker_context().wait_for is None
+
+
+async def test_background_runs_are_recorded_and_not_executed() -> None:
+    """A mock context records what was begun, and returns a handle whose run has not begun."""
+    context = headless_context()
+    begun = context.spawn("helper", "hello")
+    assert recorded(context).spawned == [("helper", "hello")]
+    with pytest.raises(RunError, match="later call"):
+        await begun.wait()

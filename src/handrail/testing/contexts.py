@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any, Literal, TypeVar, cast, overload
 
 from handrail.concurrency.deadline import Deadline
@@ -84,6 +85,8 @@ class Recorded:
         default_factory=list[tuple[str, Any, tuple[Any, ...]]]
     )
     """The calls to workers, each with its input and attachments. They are also in `calls`."""
+    spawned: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
+    """The background runs that were begun, each as its agent and its message. None of them is executed."""
     once: dict[str, Any] = field(default_factory=dict[str, Any])
     beats: int = 0
 
@@ -300,6 +303,11 @@ class MockCall:
             return result.value
 
         return Operation(run, f"call_worker({name!r})", self.home)
+
+    def spawn(self, agent: Any, message: str, budget: object, files: object, wake: bool) -> Any:
+        background: Any = import_module("handrail.fleet.background")  # doors are not imported here
+        self.recorded.spawned.append((agent, message))
+        return background.Background(f"background-{len(self.recorded.spawned)}", {})
 
     def ticket(self) -> str:
         deadline: Deadline | None = self._members.get("deadline")
