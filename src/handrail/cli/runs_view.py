@@ -92,7 +92,7 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
         (
             escape(line.id), line.standing, _line(_source(line.row.record), 40), _line(line.row.record.model, 40),
             _ago(line.row.record.began_at, now), waits_for(line, workers, now), ", ".join(line.workspaces),
-            _line(line.row.record.forked_from, 40), _parent_of(line.row.record),
+            _line(line.row.record.forked_from, 40), escape(line.row.record.parent.run_id if line.row.record.parent else ""),
         )
         for line in lines
     ]  # fmt: skip
@@ -104,11 +104,6 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     for row in rows:
         table.add_row(*(Text(cell, _COLOURS.get(cell, "") if at == 1 else "") for at, cell in enumerate(row)))
     return table
-
-
-def _parent_of(record: RunRecord) -> str:
-    """Return the id of the run that began a run in the background; "" if none did."""
-    return "" if record.parent is None else escape(record.parent.run_id)
 
 
 def _source(record: RunRecord) -> str:
@@ -176,8 +171,8 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     if record.forked_from:
         head.append(f"\nforked from {escape(record.forked_from)}", "dim")
     if record.parent is not None:
-        by = f"{_parent_of(record)}, call {escape(record.parent.call_id)}"
-        head.append(f"\nbegun in the background by {by}", "dim")
+        by = f"{record.parent.run_id}, call {record.parent.call_id}"
+        head.append(f"\nbegun in the background by {escape(by)}", "dim")
     shown = Tree(head, guide_style="dim")
     if tree.begin.message is not None:
         shown.add(Text(f"» {_text(tree.begin.message, full)}"))

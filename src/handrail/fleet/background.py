@@ -157,7 +157,10 @@ def spawn(
     attempt: Attempt, agent: str | Agent[Any], message: str, budget: Budget | None, files: Any, wake: bool
 ) -> Background:
     """Implement the verb `spawn` of one call. Raises `SpawnRefused` if the run can't be begun, as the verb's documentation says."""
-    asked = _Asked(attempt, agent, message, budget or Budget(), wake)
+    name, budget = agent.name if isinstance(agent, Agent) else str(agent), budget or Budget()
+    share: Amounts = {str(unit): limit for unit, limit in budget.limits().items()}
+    root = [*attempt.with_outer()][-1].run
+    asked = _Asked(attempt, agent, message, budget, wake, name, share, root)
     if attempt.kind.undoes or not attempt.let_through:
         hint = "Only a tool's handler can begin a background run, and not inside a compensation or a probe."
         raise errors.NotSupported("spawn", hint)
@@ -187,21 +190,9 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
     message: str
     budget: Budget
     wake: bool
-
-    @property
-    def name(self) -> str:
-        return self.agent.name if isinstance(self.agent, Agent) else str(self.agent)
-
-    @property
-    def share(self) -> Amounts:
-        return {str(unit): limit for unit, limit in self.budget.limits().items()}
-
-    @property
-    def root(self) -> Run:
-        run = self.attempt.run
-        while run.outer is not None:
-            run = run.outer.run
-        return run
+    name: str
+    share: Amounts
+    root: Run
 
     def refused(self, problem: str, hint: str) -> SpawnRefused:
         return SpawnRefused(self.name, problem, hint)
@@ -316,9 +307,7 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
         def begin() -> None:
             run.publish(started)
             if root.options.messages is None:
-                heard = LocalMessages(run.session.principal, run.clock)
-                root.options = root.options.replace(messages=heard)
-                hear(root, heard)
+                hear(root, LocalMessages(run.session.principal, run.clock))
             stream = Context().run(lambda: source.begin(self.message, **options))  # not a part of the call
             create = attempt.call.loop.create_task
             work = create(_carry_out(stream, started, root.session.principal, tracker), context=Context())
@@ -348,17 +337,16 @@ async def _carry_out(
 ) -> QueuedMessage:
     """Execute a background run in this process, and return its end."""
     id, agent = started.background_id, started.agent
-    message = QueuedMessage(id=id, text="", by=principal, child=id, agent=agent, end="cancelled")
+    end, text = "cancelled", ""
     try:
-        text = (await stream.response).text
-        message = msgspec.structs.replace(message, text=text, end="done")
+        end, text = "done", (await stream.response).text
     except asyncio.CancelledError:
         pass
     except Exception as error:
-        message = msgspec.structs.replace(message, text=described(error), end="failed")
+        end, text = "failed", described(error)
     spent = amounts_of(tracker.spent())
     left: Any = {unit: limit - spent[unit] for unit, limit in tracker.limits.items()}
-    return msgspec.structs.replace(message, left=left)
+    return QueuedMessage(id=id, text=text, by=principal, child=id, agent=agent, end=end, left=left)
 
 
 async def _tell(parent: Run, work: asyncio.Task[QueuedMessage]) -> None:

@@ -10,7 +10,6 @@ from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,7 +47,7 @@ from handrail.run.approval import approval_verb
 from handrail.run.call_log import CallLog
 from handrail.run.effects import OnUnknown, once
 from handrail.run.failures import Refused
-from handrail.run.limits import Budget, BudgetTracker, CostTracker, Heartbeat
+from handrail.run.limits import BudgetTracker, CostTracker, Heartbeat
 from handrail.run.place import Place, inner_call_id
 from handrail.run.questions import wait_for
 from handrail.run.run import Run
@@ -791,13 +790,11 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def ticket(self) -> str:
         return give_ticket(self)
 
-    def spawn(
-        self, agent: Any, message: str, budget: Budget | None, files: str | Path | None, wake: bool
-    ) -> Background:
+    def spawn(self, *asked: Any) -> Background:
         background: Any = import_module(
             "handrail.fleet.background"
         )  # it loads agents, which are above the gate
-        return background.spawn(self, agent, message, budget, files, wake)
+        return background.spawn(self, *asked)
 
     # Verbs that may be None.
 

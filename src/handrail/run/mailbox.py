@@ -77,6 +77,7 @@ class Mailbox:
 
 def hear(run: Run, messages: LocalMessages) -> None:
     """Let a run without a record hear what is said to it from now on. It does not end while messages wait."""
+    run.options = run.options.replace(messages=messages)
     mailbox = run.mailbox = Mailbox(run, messages)
     messages.look = mailbox.look
 

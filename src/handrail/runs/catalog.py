@@ -110,13 +110,12 @@ async def children(journal: Journal, run_id: str) -> Sequence[RunRow]:
     """Return the background runs that a run has begun, oldest first. Raises `RunUnknown` if there is no such run."""
     await journal.runs.get(run_id)
     found: list[RunRow] = []
-    for unit in await journal.calls.load(run_id):
-        for spawned in unit.spawned:
-            with contextlib.suppress(RunUnknown):  # it was forgotten, or its parent's files are not applied
-                row = await journal.runs.get(spawned.run.id)
-                parent = row.record.parent
-                if parent is not None and parent.run_id == run_id:  # a fork of the run has begun none
-                    found.append(row)
+    units = await journal.calls.load(run_id)
+    for spawned in (each for unit in units for each in unit.spawned):
+        with contextlib.suppress(RunUnknown):  # it was forgotten, or its parent's files are not applied
+            row = await journal.runs.get(spawned.run.id)
+            if row.record.parent and row.record.parent.run_id == run_id:  # a fork of the run has begun none
+                found.append(row)
     return tuple(found)
 
 

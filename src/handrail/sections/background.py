@@ -6,9 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from handrail.context import ToolContext, call_behind
 from handrail.errors import DefinitionError
@@ -23,7 +21,6 @@ _TEMPLATE = """\
 A background run works on its own while you go on. You are told its end before your next step. So wait for one only if you can't go on
 without its answer. It sees nothing of this conversation. These can be begun: {}."""
 
-Seconds = Annotated[float, Field(gt=0, le=600)]
 _CAPABILITIES = frozenset({"agent"})
 
 
@@ -53,7 +50,7 @@ async def background_list(context: ToolContext) -> dict[str, str]:
 
 
 @tool(effect="read", timeout=700.0)
-async def background_wait(id: str, seconds: Seconds = 60.0, *, context: ToolContext) -> str:
+async def background_wait(id: str, seconds: float = 60.0, *, context: ToolContext) -> str:
     """Wait for the end of a background run, and return its answer.
 
     Args:
