@@ -299,7 +299,7 @@ async def _go(
         await run.world.resources.close_logged(error)
         raise
     finally:
-        run.mailbox = None
+        run.mailbox = run.model.evaluation = None
     forward()
     return respond(outcome, run, conversation, await run.world.resources.close_logged())
 

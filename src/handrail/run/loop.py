@@ -250,6 +250,8 @@ async def run_in(
     evaluation = Evaluation(
         run, conversation, prompt, rendered, output=output, on_text=on_text, system=system
     )
+    if run.outer is None:
+        run.model.evaluation = evaluation
     for path in conversation.opened:
         with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
             evaluation.open([path])

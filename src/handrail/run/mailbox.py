@@ -70,7 +70,7 @@ class Mailbox:
     async def deliver(self, key: str, write: Write, *, is_done: bool) -> Told | None:
         """Record what is told before the next request under this key, and return the record; None if nothing is told."""
         run_id, now = self._run.run_context.run_id, self._run.log.now()
-        told = await deliver(self._messages, run_id, key, now, write, also_afterwards=is_done)
+        told = await deliver(self._messages, run_id, key, now, write, is_done=is_done)
         await self.look()
         return told
 
@@ -95,18 +95,26 @@ Write = Callable[[Sequence[QueuedMessage]], Told | None]
 
 
 async def deliver(
-    messages: Messages, run_id: str, key: str, now: float, write: Write, *, also_afterwards: bool
+    messages: Messages,
+    run_id: str,
+    key: str,
+    now: float,
+    write: Write,
+    *,
+    is_done: bool = False,
+    is_over: bool = False,
 ) -> Told | None:
     """Record what the model of a run is told under this key, and return the record; None if nothing is told.
 
-    `write` is called when the record is made, so no message can be edited after that.
+    `write` is called when the record is made, so no message can be edited after that. With `is_done`, the model is told what is
+    for afterwards, too. With `is_over`, it is told nothing more, so orders come too late, and the session's next run reads the rest.
     """
     told: Told | None = None
 
     def choose(waiting: Sequence[QueuedMessage]) -> tuple[Sequence[str], Entry] | None:
         nonlocal told
-        due = [each for each in waiting if also_afterwards or each.when != "afterwards"]
-        ordered = next((at for at, each in enumerate(due) if each.order), None)
+        due = [each for each in waiting if is_done or is_over or each.when != "afterwards"]
+        ordered = None if is_over else next((at for at, each in enumerate(due) if each.order), None)
         if ordered is not None:
             del due[ordered + 1 :]  # what was said after an order is told once it is carried out
         told = write(due)

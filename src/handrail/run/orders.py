@@ -54,6 +54,8 @@ async def hear(evaluation: Evaluation) -> bool:
 async def end_as_ordered(evaluation: Evaluation, outcome: Outcome) -> Outcome:
     """End the run although messages may wait. The session's next run reads them."""
     run = evaluation.run
+    while run.log.has("remark", next_remark(evaluation)):
+        await tell_remarks(evaluation)
     while run.end is not None and not await run.end(outcome):
         await tell_nobody(run, evaluation.conversation)
     return outcome

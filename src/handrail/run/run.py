@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from handrail.run.adapter import Settings
     from handrail.run.answer import ModelAnswer
     from handrail.run.call import Attempt
+    from handrail.run.evaluation import Evaluation
     from handrail.run.large_results import LargeResults
     from handrail.run.mailbox import Mailbox
     from handrail.run.record.parking import Parking
@@ -191,6 +192,8 @@ class ModelSide(msgspec.Struct, eq=False):
     """Whether an answer is being awaited that can be stopped."""
     adapter: Callable[[Any], BoundAdapter] | None = None
     prompt_model: Callable[[Any], PromptModel] | None = None
+    evaluation: Evaluation | None = None
+    """The loop of a run at the root, while it asks the model."""
     unanswered: Any = None
     """The requests for the answer that the run ended without, as an `Unanswered`; None if it ended otherwise."""
 

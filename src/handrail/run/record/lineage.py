@@ -32,7 +32,7 @@ from handrail.run.record.begin import (
 from handrail.run.record.format import Advice, InnerCall, attachments_in, text_of
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import RunLog, Told
-from handrail.run.record.notices import place_of_remark, undone_in, untold_messages
+from handrail.run.record.notices import place_after, place_of_remark, undone_in, untold_message
 from handrail.run.record.recorded_session import compactions_in, logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
@@ -265,11 +265,17 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
             entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
             usage, cost = spent_by(entries)
             was_parked = row.status == "parked"  # otherwise a request may have been lost
-            calls = RunLog(journal, run_id, SYSTEM_CLOCK, entries, units).charged_in(RUN)
-            spent = {"tokens": usage.tokens, "requests": usage.requests, "tool_calls": calls}
+            log = RunLog(journal, run_id, SYSTEM_CLOCK, entries, units)
+            spent = {
+                "tokens": usage.tokens,
+                "requests": usage.requests,
+                "tool_calls": log.charged_in(RUN),
+            }
             messages = await retold(journal, row, UNFINISHED)
             if row.has_messages:
-                messages += await untold_messages(journal.messages, run_id, journal.clock.now().timestamp())
+                place, now = place_after(log), journal.clock.now().timestamp()
+                told = await untold_message(journal.messages, run_id, place, now)
+                messages += [told.message] if told is not None and told.has_words else []
             outcome = RunOutcome(
                 stop_reason="cancelled",
                 messages=messages,

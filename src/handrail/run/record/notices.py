@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +14,8 @@ from handrail.journal.records import Amounts, CommitUnit, QueuedMessage
 from handrail.messages import UserMessage
 from handrail.question import Answer
 from handrail.run.mailbox import Mailbox, deliver
-from handrail.run.place import Place
-from handrail.run.record.log import Told, load_attachments
+from handrail.run.place import RUN, Place
+from handrail.run.record.log import RunLog, Told, load_attachments
 from handrail.session import Session
 from handrail.session.serialization import decode_item, load_imported
 
@@ -265,22 +266,42 @@ def _give_back(evaluation: Evaluation, told: Told) -> None:
 
 
 async def tell_nobody(run: Run, conversation: Conversation) -> None:
-    """Add the messages to a run that ends, and that its model was not told, to its conversation, so that the next run's model reads them."""
+    """Add the messages to a run that ends, and that its model was not told, to its conversation, so that the next run's model reads them.
+
+    Each is recorded as if the model were told it before its next answer: if the run is resumed after all, the model is.
+    """
+    evaluation = run.model.evaluation
+    place = place_after(run.log) if evaluation is None else next_remark(evaluation)
     messages = run.options.messages or run.log.journal.messages
-    for message in await untold_messages(messages, run.run_context.run_id, run.log.now()):
-        conversation.add(message, run.run_context.run_id)
+    told = await untold_message(messages, run.run_context.run_id, place, run.log.now())
+    if told is not None:
+        if evaluation is not None:
+            evaluation.heard += 1
+        if told.has_words:
+            conversation.add(told.message, run.run_context.run_id)
 
 
-async def untold_messages(messages: Messages, run_id: str, now: float) -> Sequence[UserMessage]:
-    """Return the messages to a run that ends and that its model was not told. They then count as told. Orders come too late."""
+def place_after(log: RunLog) -> Place:
+    """Return the place at which what is said next to a run is recorded as told, by its record."""
+    answer = next(
+        RUN.answer(number) for number in count(1) if not log.has("model answer", RUN.answer(number))
+    )
+    return next(
+        place_of_remark(answer, number)
+        for number in count(1)
+        if not log.has("remark", place_of_remark(answer, number))
+    )
+
+
+def untold_message(
+    messages: Messages, run_id: str, place: Place, now: float
+) -> Coroutine[Any, Any, Told | None]:
+    """Record at this place the messages to a run that ends and that its model was not told. Returns the record; None if there are none."""
 
     def write(due: Sequence[QueuedMessage]) -> Told | None:
-        return Told([], _message_of((), [each.text for each in due])) if due else None
+        return Told([], _message_of((), map(text_of, due))) if due else None
 
-    found: list[UserMessage] = []
-    while (told := await deliver(messages, run_id, "", now, write, also_afterwards=True)) is not None:
-        found += [told.message] if told.has_words else []
-    return found
+    return deliver(messages, run_id, str(place), now, write, is_over=True)
 
 
 def untold(evaluation: Evaluation) -> Mapping[str, Answer]:
