@@ -220,7 +220,7 @@ class LiveRun(Host):
             log.exception("run %s ended with %s", self.run_id, where)
             message = f"The run ended with {where}: {type(error).__name__}. The server's log has the details."
             return self._fail(message, "internal")
-        return lambda: translator.finish(output=response.output)
+        return lambda: translator.finish(output=response.output, stop_reason=response.stop_reason)
 
     def _fail(self, message: str, code: str) -> Callable[[], Sequence[Event]]:
         self.problem = message

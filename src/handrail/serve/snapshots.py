@@ -380,7 +380,7 @@ def run_line(row: RunRow, found: RunTree | JournalAltered) -> dict[str, Any]:
     """Return one line of the list of runs. If a run's records were altered, the problem is listed as its error."""
     altered = isinstance(found, JournalAltered)
     usage, cost = (Usage(), None) if altered else (found.usage, found.cost)
-    over = row.status in OVER
+    over, outcome = row.status in OVER, decode_outcome(row)
     return {
         "id": row.record.id,
         "status": "altered" if altered else row.status,
@@ -391,7 +391,8 @@ def run_line(row: RunRow, found: RunTree | JournalAltered) -> dict[str, Any]:
         "questions": row.questions,
         "usage": usage_json(usage),
         "cost": format_cost(cost),
-        "error": str(found) if altered else decode_outcome(row).error or None,
+        "stop_reason": outcome.stop_reason if over and not altered else None,
+        "error": str(found) if altered else outcome.error or None,
     }
 
 

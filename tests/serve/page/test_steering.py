@@ -201,9 +201,12 @@ def test_a_run_is_paused_and_continued(page: Page):
         expect(question(window, "The run is paused")).to_have_count(0)
 
 
-@pytest.mark.parametrize(("words", "said"), [("Wrap up in one last turn", 1), ("Stop here", 0)])
-def test_a_paused_run_is_wrapped_up_or_stopped(page: Page, words: str, said: int):
-    """What it has done stays, and the thread can then continue."""
+@pytest.mark.parametrize(
+    ("words", "said", "end"),
+    [("Wrap up in one last turn", 1, "Told to finish"), ("Stop here", 0, "Stopped after its step")],
+)
+def test_a_paused_run_is_wrapped_up_or_stopped(page: Page, words: str, said: int, end: str):
+    """The log says how the run ended, also after a reload. What it has done stays, and the thread can then continue."""
     work(page)
     order(page, "Pause before the next step")
     expect(rows(page)).to_have_count(1)
@@ -213,8 +216,10 @@ def test_a_paused_run_is_wrapped_up_or_stopped(page: Page, words: str, said: int
     expect(card(page, "wait_at")).to_contain_text("done")
     answers = log(page).locator(".message.assistant")
     expect(answers).to_have_count(1 + said)
+    expect(log(page)).to_contain_text(end)
     page.reload()
     expect(card(page, "wait_at")).to_contain_text("done")
+    expect(log(page)).to_contain_text(end)
     expect(answers).to_have_count(1 + said)
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")

@@ -156,13 +156,14 @@ class Translator:
         leg_id, usage = self._leg_id(events), self._token_usage()
         return self._end_leg(events, interrupt_leg(self.thread_id, leg_id, questions, self._calls.at, usage))
 
-    def finish(self, *, output: object = None) -> list[Event]:
-        """Return the events that end the leg because the run has finished."""
+    def finish(self, *, output: object = None, stop_reason: str = "done") -> list[Event]:
+        """Return the events that end the leg because the run has finished. If it was ordered to, they say so."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         result = None if output is None else plain_json(output)
-        return self._end_leg(
-            events, wire_event(self._finished(events, wire.RunFinishedSuccessOutcome(), result))
-        )
+        finished = self._finished(events, wire.RunFinishedSuccessOutcome(), result)
+        if stop_reason != "done":
+            finished.metadata = {"handrail": {"stop_reason": stop_reason}}
+        return self._end_leg(events, wire_event(finished))
 
     def cancel(self) -> list[Event]:
         """Return the events that end the leg because the run was cancelled. Older clients are sent an error instead."""

@@ -11,7 +11,7 @@ import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
 import { agentsOf, allInside, closedOf, innerOf, isAsked, isOver, questionsOf } from "./store.js";
 import { Component, html, useState } from "./vendor/standalone.js";
-import { count, dollars, duration, many, STATUS } from "./words.js";
+import { count, dollars, duration, ENDED, many, STATUS } from "./words.js";
 
 export function Entries({ scope, view, conversation }) {
   return (view.entries[scope] ?? []).map(({ kind, id }) => html`<${Guarded} key=${id}><${Entry} kind=${kind} id=${id} view=${view} conversation=${conversation} /><//>`);
@@ -65,8 +65,8 @@ const Message = drawnFor(
 const Note = drawnFor(
   ({ note }) => [note],
   ({ note }) =>
-    note.status === "cancelled"
-      ? html`<p class="note cancelled"><${Icon} name="cancelled" /> Stopped. Unfinished calls were rolled back.</p>`
+    note.status in ENDED
+      ? html`<p class="note cancelled"><${Icon} name="cancelled" /> ${ENDED[note.status]}</p>`
       : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p></div></div>`,
 );
 

@@ -4,6 +4,7 @@
 
 import { filesIn } from "./attachments.js";
 import { patched } from "./patch.js";
+import { ENDED } from "./words.js";
 
 /**
  * @typedef {{kind: "user"|"text"|"reasoning"|"call"|"agent"|"activity"|"note", id: string}} Entry
@@ -67,7 +68,7 @@ export function fromSnapshot(snapshot) {
   if (last && (last.status === "failed" || last.status === "cancelled")) {
     view = withNote(view, `end-${last.id}`, last.status, last.error?.message ?? last.error ?? "");
   }
-  return view;
+  return last?.stop_reason in ENDED ? withNote(view, `end-${last.id}`, last.stop_reason, "") : view;
 }
 
 /** Returns the view after one event. Unknown events change nothing. */
@@ -93,7 +94,8 @@ const CHANGES = {
     }
     const cancelled = outcome === "cancelled";
     const next = ended(view, cancelled ? "cancelled" : "idle");
-    return cancelled ? withNote(next, `end-${view.runId}`, "cancelled", "") : next;
+    const how = cancelled ? "cancelled" : event.metadata?.handrail?.stop_reason;
+    return how in ENDED ? withNote(next, `end-${view.runId}`, how, "") : next;
   },
   RUN_ERROR(view, event) {
     return withNote(ended(view, "failed"), `end-${view.runId}`, "failed", event.message ?? "");

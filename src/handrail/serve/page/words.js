@@ -72,6 +72,13 @@ export const ORDER = {
   stop: "Stop after this step",
 };
 
+/** How a run ended that somebody stopped. */
+export const ENDED = {
+  cancelled: "Stopped. Unfinished calls were rolled back.",
+  stopped: "Stopped after its step. What it has done stays.",
+  "wrapped up": "Told to finish, so its task may not be complete.",
+};
+
 /** How long ago a time was, in short form, or its date if that is a week or more; "" if it is not a time. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
