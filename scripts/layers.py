@@ -18,7 +18,7 @@ LAYERS = {
     name: layer
     for layer, names in {
         5: "cli fleet serve mcp __main__",
-        4: "agent environment handoff workers durable runs",
+        4: "agent environment handoff workers skills durable runs",
         3: """models sections
             run.entry run.redemption run.adapter run.response run.loop run.orders run.request
             run.answer run.compaction run.conversation run.evaluation run.window

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from handrail.run.response import PromptResponse
     from handrail.sections import BackgroundTools, FileTools, ShellTools
     from handrail.session import Session, kept
+    from handrail.skills import Skills
     from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool, tool_context
     from handrail.workers import Worker, WorkerRegistry
 
@@ -105,6 +106,7 @@ _HOMES = {
     "handrail.resources.shell": "Allow Shell",
     "handrail.sections": "BackgroundTools FileTools ShellTools",
     "handrail.session": "Session kept",
+    "handrail.skills": "Skills",
     "handrail.tools": "PathArg ProviderTool Tool ToolExample ToolResult tool tool_context",
     "handrail.workers": "Worker WorkerRegistry",
 }
@@ -167,6 +169,7 @@ __all__ = [
     "Session",
     "Shell",
     "ShellTools",
+    "Skills",
     "SqliteJournal",
     "TerminalEnvironment",
     "Tool",

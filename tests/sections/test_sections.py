@@ -81,7 +81,7 @@ def test_every_line_is_found_in_a_file_that_is_not_split(monkeypatch: pytest.Mon
     for step in (1, 2, 3, 100):
         monkeypatch.setattr(section, "_STEP", step)
         for number, line in enumerate(lines, 1):
-            shown = section._page("a", text, number, 1)
+            shown = section.page_of("a", text, number, 1)
             assert shown.split("\n")[0] == f"{number}\t{line.removesuffix(chr(13))}"
             assert f"lines {number} to {number} of {len(lines)}." in shown or len(lines) == 1
 

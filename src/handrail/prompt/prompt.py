@@ -318,6 +318,10 @@ def _check(prompt: Prompt[Any]) -> Checked:
     tools = tuple((words or Words()).tool(tool) for tool in prompt.tools)
     every = tuple(all_of(plans))
     is_live = any(isinstance(one.section, LiveSection) for one in every)
+    if not is_live:
+        names = {tool.name for tool in (*tools, *(tool for one in every for tool in one.tools))}
+        for one in every:
+            one.section.note_tools(names)
     return Checked(
         params_type=params_type,
         reader=ParamsReader(prompt.name, params_type, check.namespace),

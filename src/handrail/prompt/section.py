@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, get_args, get_origin
 
@@ -326,6 +326,11 @@ class Section(Generic[ParamsT], abc.ABC):
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
         """Return the line above the section's text, or "" for none. `depth` is the section's level, 0 at the top."""
+
+    def note_tools(self, names: Collection[str]) -> None:
+        """Take note of the names of all tools of a prompt that has this section. Called when such a prompt is created, unless its
+        tools can change."""
+        return None
 
 
 _TYPED: dict[tuple[type, Any], type] = {}

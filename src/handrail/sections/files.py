@@ -50,7 +50,7 @@ async def read_file(
         return ToolResult.error(
             str(error).replace(". Use read_bytes to read its bytes", ", so it can't be shown")
         )
-    return ToolResult.ok(_page(path, text, from_line, lines))
+    return ToolResult.ok(page_of(path, text, from_line, lines))
 
 
 @tool(
@@ -225,7 +225,8 @@ def _changed(change: Any, said: str) -> ToolResult[str]:
     return ToolResult.ok(said)
 
 
-def _page(path: str, text: str, first: int, count: int) -> str:
+def page_of(path: str, text: str, first: int, count: int) -> str:
+    """Return some lines of a file's text with their numbers, and a note on the others."""
     if not text:
         return f"{path} is empty."
     text = text.removesuffix("\n")

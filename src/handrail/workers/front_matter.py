@@ -347,11 +347,25 @@ def read_text(path: Path, find: Finder) -> str | None:
         return None
 
 
-def parse_file(text: str, find: Finder) -> Text | None:
-    """Parse front matter and body, and report the problems in the front matter to `find`.
+class Sheet(msgspec.Struct, frozen=True):
+    """A file's front matter as plain data, before it is checked, and its body."""
 
-    Invalid settings are left out. Returns None if the front matter is missing, not closed, too long or not a mapping, if
-    its YAML has a problem, or if it has too many invalid settings.
+    data: Any
+    places: dict[Place, int]
+    """The line number of each value, by its place."""
+    body: str
+    body_line: int
+
+    def line_of(self, key: str) -> int:
+        """Return the line number of a key, or 1 if the front matter does not have it."""
+        return self.places.get((key,), 1)
+
+
+def parse_sheet(text: str, find: Finder) -> Sheet | None:
+    """Split a file into front matter and body, and parse the front matter as YAML.
+
+    Returns None, and reports the problem to `find`, if the front matter is missing, not closed or too long, or if its YAML has a
+    problem.
     """
     lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if not _FENCE.match(lines[0]):
@@ -371,12 +385,21 @@ def parse_file(text: str, find: Finder) -> Text | None:
     data, places = _Yaml(front, find).read()
     if len(find.problems) > before:
         return None
-    taken = _validated(data, places, find)
-    if taken is None:
+    return Sheet(data, places, "\n".join(lines[end + 1 :]).rstrip(), end + 2)
+
+
+def parse_file(text: str, find: Finder) -> Text | None:
+    """Parse front matter and body, and report the problems in the front matter to `find`.
+
+    Invalid settings are left out. Returns None if `parse_sheet` does, if the front matter is not a mapping, or if it has too
+    many invalid settings.
+    """
+    sheet = parse_sheet(text, find)
+    taken = None if sheet is None else _validated(sheet.data, sheet.places, find)
+    if sheet is None or taken is None:
         return None
-    body = "\n".join(lines[end + 1 :]).rstrip()
-    found = {location_of(place): line for place, line in places.items()}
-    return Text(taken, body, end + 2, found)
+    found = {location_of(place): line for place, line in sheet.places.items()}
+    return Text(taken, sheet.body, sheet.body_line, found)
 
 
 def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter | None:

@@ -15,7 +15,7 @@ import signal as signals
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -375,6 +375,8 @@ class Settings:
     hidden: tuple[str, ...]
     limits: CommandLimits
     clock: Clock
+    mounted: tuple[Place, ...] = ()
+    """Folders to show read-only like those in `exposed`, which hold nothing but files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -390,7 +392,7 @@ class Execution:
     stop: Stop = field(default_factory=Stop)
 
     def run(self) -> CommandResult:
-        _check_layers(self.layers, self.settings.exposed)
+        _check_layers(self.layers, (*self.settings.exposed, *self.settings.mounted))
         with self.stop, turn(os.path.realpath(self.layers.upper), self.stop):
             support = probe(self.layers.work)
             backend, notes = _choose_backend(self.settings, support)
@@ -444,8 +446,8 @@ class Execution:
             network=settings.network,
             limits=settings.limits.for_folder(layers.upper),
             hidden=hidden_paths(settings.hidden),
-            exposed=[*settings.interpreter, *settings.exposed],
-            kept=[*installed_in(root)],
+            exposed=[*settings.interpreter, *settings.exposed, *settings.mounted],
+            kept=[*installed_in(root), *_inside(settings.mounted, root)],
         )
 
     def _execute(self, request: Request) -> Outcome:
@@ -604,6 +606,11 @@ def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tupl
     elif settings.backend != "copy":
         notes.append(f"No overlay could be mounted: {lacking}.")
     return "copy", tuple(notes)
+
+
+def _inside(places: Iterable[Place], root: str) -> Iterator[str]:
+    """Yield the places in a folder, relative to it. "" stands for the folder itself."""
+    return (each.real[len(root) + 1 :] for each in places if is_below(each.real, root))
 
 
 def _check_layers(layers: Layers, exposed: tuple[Place, ...]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -158,6 +160,24 @@ class Shell:
         if keep:
             await run_in_thread(lambda: fork.absorb(layers.mounted_at))
         return result
+
+    def mounting(self, folder: Path) -> Shell:
+        """Return a shell for every command, with this one's settings, whose commands also see a folder, read-only.
+
+        The folder must hold nothing but files and folders. Then commands reach nothing through it that can't be undone, so it is
+        not part of `reach`.
+        """
+        shell = copy.copy(self)
+        shell.rules = Rules([Allow(...)])
+        shell._settings = replace(
+            self._settings, mounted=(*self._settings.mounted, *checked_exposed([folder]))
+        )
+        return shell
+
+    @property
+    def contained(self) -> bool:
+        """Whether commands are refused where no sandbox can be created."""
+        return self._settings.contained
 
     @property
     def network(self) -> bool:
