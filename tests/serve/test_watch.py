@@ -286,6 +286,34 @@ async def test_what_is_said_along_with_an_answer_reaches_the_worker(fleet: Fleet
         reader.leave()
 
 
+async def test_what_is_said_to_a_run_on_a_worker_is_shown_on_each_server_and_told(fleet: Fleet):
+    """One server accepts, edits and withdraws it, also before a worker has begun the run. The worker broadcasts what happens to it."""
+    async with fleet.server() as threads, fleet.server() as others:
+        thread = threads.thread("ann", "t")
+        run_id = await thread.say("tell")
+        queued = await thread.send(run_id, "hullo", when="afterwards")
+        assert queued.status == "queued"
+        hurry = await thread.send(run_id, "hurry", when="next step")
+        assert (await thread.withdraw(run_id, hurry.message.id)).state == "withdrawn"
+        async with fleet.worker():
+            first = await Reader(threads, thread).join()
+            second = await Reader(others, others.thread("ann", "t")).join()
+            await first.until(lambda reader: reader.text.startswith("The first half. "))
+            await thread.edit(run_id, queued.message.id, text="hello")
+            for each in (first, second):
+                await each.until(lambda reader: "hello" in json.dumps(reader.events))
+            fleet.open("middle")
+            for each in (first, second):
+                await each.until(lambda reader: "RUN_FINISHED" in reader.types())
+                events = [event["value"] for event in each.events if event.get("name") == "handrail.queued"]
+                assert [(event["text"], event["state"]) for event in events][-1] == ("hello", "told")
+                assert "hurry" not in [event["text"] for event in events if event["state"] == "told"]
+                each.leave()
+        shown = await snapshots.thread_snapshot(threads.journal, thread)
+        assert [each["content"] for each in shown["messages"] if each["role"] == "user"] == ["tell", "hello"]
+        assert shown["queued"] == []
+
+
 async def test_a_viewer_cancels_a_run_on_a_worker(fleet: Fleet):
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")
