@@ -1,12 +1,15 @@
 """Orders to a run: it pauses, wraps up or stops before its next step, also in another process, and nothing that was said is lost."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from handrail import (
+    Adapter,
     Agent,
+    Deadline,
     LaterEnvironment,
     MemoryJournal,
     ScriptedModel,
@@ -15,7 +18,9 @@ from handrail import (
     ToolCall,
     tool,
 )
-from handrail.errors import AnswerRefused, MessageRefused, RunParked
+from handrail.clock import SYSTEM_CLOCK, Clock, SystemClock
+from handrail.errors import AnswerRefused, MessageRefused, PromptEvaluationError, RunParked
+from handrail.journal.any_journal import AnyJournal
 from handrail.journal.protocol import Journal
 from handrail.messages import ModelRequest, ToolMessage, Traits, UserMessage
 from handrail.models.scripted import Reply
@@ -37,9 +42,16 @@ async def send_for_later(journal: Journal, run_id: str, text: str) -> None:
 class Worker:
     """An agent whose tool `work` gives its own run orders, and runs `then` meanwhile."""
 
-    def __init__(self, script: Any, *orders: Any, journal: Journal | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        script: Any,
+        *orders: Any,
+        journal: AnyJournal | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **options: Any,
+    ) -> None:
         self.model = script if isinstance(script, ScriptedModel) else ScriptedModel(script)
-        self.journal = journal or MemoryJournal()
+        self.journal: AnyJournal = journal or MemoryJournal()
         self.orders = list(orders)
         self.worked = 0
 
@@ -52,7 +64,7 @@ class Worker:
                 await order(self.journal, "r", *text)
             return "worked"
 
-        self.agent = Agent(self.model, "Help.", tools=[work], **options)
+        self.agent = Agent(Adapter(self.model, clock=clock), "Help.", tools=[work], **options)
 
     def begin(self, **options: Any) -> Any:
         return self.agent.run("go", run_id="r", journal=self.journal, **options)
@@ -242,3 +254,38 @@ async def test_what_is_refused() -> None:
             await order(worker.journal, "r", by="eve")
     with pytest.raises(AnswerRefused, match=r"'eve' may not"):
         await go_on(worker.journal, "r", by="eve")
+
+
+class Shifted(SystemClock):
+    """A clock that a test can set forward."""
+
+    by = timedelta()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.by
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+async def test_a_deadline_of_a_paused_run(pauses: bool) -> None:
+    """A deadline that pauses for people pauses with the run. Another one ends the run once it has passed."""
+    clock = Shifted()
+    worker = Worker([ToolCall("work", {}), "done"], [pause], journal=MemoryJournal(clock), clock=clock)
+    deadline = Deadline.after(3600, clock=clock, pauses_for_people=pauses)
+    options: Any = {"environment": LaterEnvironment()}
+    with pytest.raises(RunParked) as parked:
+        await worker.begin(deadline=deadline, **options)
+    assert (parked.value.due_at is None) == pauses
+    clock.by = timedelta(hours=2)
+    if pauses:
+        await go_on(worker.journal, "r")
+        assert (await worker.resume(**options)).text == "done"
+    else:
+        with pytest.raises(PromptEvaluationError, match="deadline"):
+            await worker.resume(**options)
+
+
+async def test_a_deadline_ends_a_run_that_is_paused_in_memory() -> None:
+    worker = Worker([ToolCall("work", {}), "done"], [pause])
+    with pytest.raises(PromptEvaluationError, match="deadline"):
+        await worker.begin(deadline=Deadline.after(0.1))
+    assert not await worker.journal.questions.open("r")

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ async def book() -> str:
     return "booked"
 
 
-def told(messages: Sequence[Message]) -> list[str]:
+def told(messages: Iterable[Message]) -> list[str]:
     """Return what was said during the run, in the order in which the model was told it."""
     return [each.text for each in messages if isinstance(each, UserMessage) and each.midway]
 
