@@ -39,6 +39,7 @@ from handrail.messages import ModelRequest, ToolMessage, UserMessage
 from handrail.run.limits import BudgetTracker
 from handrail.run.record.begin import decode_outcome
 from handrail.runs import children, messages, send, undo
+from handrail.testing import Person
 from support import PATIENCE
 from support.background_app import HELPER, HOST, host
 
@@ -525,3 +526,19 @@ async def test_the_workspace_of_the_run_is_refused(tmp_path: Path):
     response = await host.run(asked(files="workspace:other"), run_id="r2", **options)
     assert [each.record.id for each in await children(journal, "r2")] == [response.text]
     journal.close()
+
+
+async def test_its_questions_are_asked_where_those_of_the_run_are(tmp_path: Path):
+    """The helper, on a worker, needs an approval, and the person of the run that has begun it gives it."""
+    journal, elsewhere = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    model, person = Waiting(asked(message="book 1a")), Person(approve=True)
+    async with working(elsewhere, HELPER):
+        running = asyncio.ensure_future(
+            hosted(model).run("go", journal=journal, run_id="r", app=HOST, environment=person)
+        )
+        child = await ended(journal, "r")
+        model.go.set()
+        await running
+    assert decode_outcome(child).text == "booked 1a"
+    journal.close()
+    elsewhere.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
+from contextvars import Context
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,19 @@ from handrail.concurrency.deadline import is_span
 from handrail.concurrency.operation import Operation
 from handrail.context import WaitFor
 from handrail.errors import (
+    AnswerRefused,
     Declined,
     DefinitionError,
+    NoAnswer,
     QuestionCancelled,
     QuestionTimedOut,
     ToolError,
     ToolValidationError,
 )
 from handrail.events import QuestionAnswered, QuestionAsked
+from handrail.journal.answers import unanswered
 from handrail.journal.digest import keyed_digest
+from handrail.journal.records import OVER
 from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, Wording, rows_of_payload
 from handrail.run.call_log import tell
 from handrail.run.record.format import has_secret, mark_given, was_given_secret
@@ -128,6 +133,43 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     environment = run.people.environment
     asker = None if environment is None else CallAsker(attempt, environment)
     return await run.people.questions.ask(question, asker, wanted.parse_given, mask)
+
+
+_asking: set[asyncio.Task[None]] = set()
+_LOOK_SECONDS = 1.0
+
+
+def ask_here(attempt: Attempt, background_id: str) -> None:
+    """Ask the questions of a background run that this call has begun where those of the call's run are asked, if people are there now.
+
+    Otherwise they wait in the journal, like those of a run that is parked.
+    """
+    environment, root = attempt.run.people.environment, [*attempt.with_outer()][-1].run
+    if environment is None or environment.parks or environment.run_mode != "user":
+        return
+
+    async def ask() -> None:
+        journal, asked = root.log.journal, set[str]()
+        while root.end is not None and (await journal.runs.get(background_id)).status not in OVER:
+            for question in await journal.questions.open(background_id):
+                if question.id not in asked:
+                    asked.add(question.id)
+                    with contextlib.suppress(NoAnswer, AnswerRefused):  # it stays open, or has been answered
+                        journal.questions.answer(await _answer_here(environment, question))
+            await journal.queue.wait(_LOOK_SECONDS)
+
+    asking = attempt.call.loop.create_task(ask(), context=Context())
+    _asking.add(asking)
+    asking.add_done_callback(_asking.discard)
+
+
+async def _answer_here(environment: Environment, question: Question) -> Answer:
+    try:
+        answer = await environment.ask(question)
+    except Declined as declined:
+        return unanswered(question, "declined", declined.reason)
+    assert answer is not None, "an environment that does not park answers"
+    return answer
 
 
 @contextlib.contextmanager

@@ -612,7 +612,14 @@ def stage_spawned(attempt: Attempt, transaction: Transaction, record: SpawnedRun
     assert parent is not None, "a call begins it"
     message = msgspec.msgpack.decode(run.request, type=_Asked).message
     started = BackgroundStarted(run.id, run.prompt, message, parent.call_id, attempt.run_context)
-    stage(attempt, transaction, parent.share, lambda: attempt.run.publish(started), record)
+
+    def begin() -> None:
+        from handrail.run.questions import ask_here
+
+        attempt.run.publish(started)
+        ask_here(attempt, run.id)
+
+    stage(attempt, transaction, parent.share, begin, record)
 
 
 def stage(
