@@ -271,8 +271,9 @@ async def test_what_is_said_along_with_an_answer_reaches_the_worker(fleet: Fleet
         assert [each["role"] for each in shown["messages"]] == ["user", "assistant", "user"]
         async with fleet.worker() as runner:
             run_id = question.run_id
-            while (await threads.journal.runs.get(run_id)).status not in OVER:
-                await threads.journal.queue.wait(PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                while (await threads.journal.runs.get(run_id)).status not in OVER:
+                    await asyncio.sleep(0.005)
         found = await said(threads.journal, run_id)
         told = [each for each in found if isinstance(each, UserMessage)]
         assert [(each.text, each.midway, len(each.attachments)) for each in told] == [
