@@ -260,8 +260,8 @@ async def test_what_is_said_along_with_an_answer_reaches_the_worker(fleet: Fleet
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")
         await thread.say("choose")
+        reader = await Reader(threads, thread).join()
         async with fleet.worker() as runner:
-            reader = await Reader(threads, thread).join()
             await reader.until(lambda reader: "RUN_FINISHED" in reader.types() and not runner.running)
         [question] = await thread.questions()
         given = answer_to(question, "green", by="ann")
