@@ -28,6 +28,7 @@ from handrail.prompt.section import (
     walk,
 )
 from handrail.schema.problems import location_of
+from handrail.skills import Skills
 from mcp import MCPError
 
 MAX_VALUES = 100
@@ -44,11 +45,13 @@ _ARGUMENTS = "arguments"
 class SectionPrompts:
     """The titled sections of a prompt that have a text or attachments, as MCP prompts. Live sections are left out.
 
+    Of skills, each is a prompt, but not the section that has them all.
+
     The arguments of an MCP prompt are the fields that `_narrowed` leaves in the params of its section.
     """
 
     def __init__(self, sections: Sequence[Section[Any]]) -> None:
-        left_out = (PlainSection, LiveSection)
+        left_out = (PlainSection, LiveSection, Skills)
         titled = [(path, each) for path, each in walk(sections) if not isinstance(each, left_out)]
         self._prompts: Mapping[str, Prompt[Any]] = {
             path: Prompt(each.key, [_narrowed(each)])
@@ -304,12 +307,7 @@ class FileResources:
         """Return a file's content, as text if it is UTF-8. Raises `MCPError` if it can't be read or is larger than `MAX_BYTES`."""
         uri = str(params.uri)
         files = self._files(principal_of(request))
-        is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
-        missing = MCPError(
-            wire.INVALID_PARAMS if is_modern else _OLD_NOT_FOUND,
-            "there is no such resource",
-            data={"uri": uri},
-        )
+        missing = not_found(request, uri)
         if files is None or not uri.startswith(self._base):
             raise missing
         path = unquote(uri.removeprefix(self._base))
@@ -321,15 +319,26 @@ class FileResources:
             content = cast(bytes, files.read_bytes(path))
         except (FileError, HandrailError, OSError, ValueError):
             raise missing from None
-        kind = guess_type(content, path)
-        try:
-            text = content.decode()
-        except UnicodeDecodeError:
-            blob = base64.b64encode(content).decode()
-            return wire.ReadResourceResult(
-                contents=[wire.BlobResourceContents(uri=uri, mime_type=kind, blob=blob)]
-            )
-        kind = kind if kind != "application/octet-stream" else "text/plain"
+        return content_result(uri, content, path)
+
+
+def not_found(request: Any, uri: str) -> MCPError:
+    """Return the error for a resource that does not exist."""
+    is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
+    return MCPError(
+        wire.INVALID_PARAMS if is_modern else _OLD_NOT_FOUND, "there is no such resource", data={"uri": uri}
+    )
+
+
+def content_result(uri: str, content: bytes, path: str) -> wire.ReadResourceResult:
+    """Return a file's content, as text if it is UTF-8."""
+    kind = guess_type(content, path)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        blob = base64.b64encode(content).decode()
         return wire.ReadResourceResult(
-            contents=[wire.TextResourceContents(uri=uri, mime_type=kind, text=text)]
+            contents=[wire.BlobResourceContents(uri=uri, mime_type=kind, blob=blob)]
         )
+    kind = kind if kind != "application/octet-stream" else "text/plain"
+    return wire.ReadResourceResult(contents=[wire.TextResourceContents(uri=uri, mime_type=kind, text=text)])

@@ -36,6 +36,7 @@ from handrail.mcp.contents import content_of, describe
 from handrail.mcp.forms import address_of, can_ask, elicitation_of, form_of, key_of, principal_of
 from handrail.mcp.offers import FileResources, SectionPrompts
 from handrail.mcp.served_tools import ServedTools
+from handrail.mcp.skills import ServedSkills
 from handrail.mcp.tasks import Tasks
 from handrail.prompt import Prompt, Section
 from handrail.question import Question
@@ -69,7 +70,7 @@ class ToolServer:
     - `journal`: records each call as a run. A question can then be answered days later, and after a restart.
     - `files`: a function that returns the filesystem for the calls of a principal, or None if they have no files.
     - `resource_address`: serves those files as MCP resources, whose addresses begin with this, such as "files:///".
-    - `sections`: the sections that are served as MCP prompts; by default, those of the prompt.
+    - `sections`: the sections that are served as MCP prompts, and whose skills are served; by default, those of the prompt.
     - `park_after`: seconds for which a recorded call that waits for an answer stays in memory.
 
     The tools of sections that are not shown in full are not served. Further arguments apply to each run.
@@ -90,8 +91,11 @@ class ToolServer:
     ) -> None:
         self.tools = ServedTools(prompt, adapter=adapter, more=more)
         self.calls = self.make_calls(journal=journal, files=files, park_after=park_after, **arguments)
-        prompts = SectionPrompts(prompt.sections if sections is None else sections)
+        shown = prompt.sections if sections is None else sections
+        prompts = SectionPrompts(shown)
         offered = None if resource_address is None else FileResources(resource_address, files)
+        skills = ServedSkills(shown, offered)
+        has_resources = bool(skills) or offered is not None
         self.page: Callable[[Any, str, Question], str] | None = None
         """Returns the address of the page for a request, a call and its question; None if the server has no such page."""
         call: Any = self._call  # `Any`, because a task is returned as a plain dict
@@ -104,10 +108,12 @@ class ToolServer:
             on_list_prompts=prompts.list if prompts else None,
             on_get_prompt=prompts.get if prompts else None,
             on_completion=prompts.complete if prompts else None,
-            on_list_resources=None if offered is None else offered.list,
+            on_list_resources=skills.resources if has_resources else None,
             on_list_resource_templates=None if offered is None else offered.templates,
-            on_read_resource=None if offered is None else offered.read,
+            on_read_resource=skills.read if has_resources else None,
         )
+        if skills:
+            skills.declare(self.server)
         security = RequestStateSecurity.ephemeral(ttl=STATE_SECONDS)
         if journal is not None:
             key = hmac.digest(journal.key, _STATE, "sha256")

@@ -94,7 +94,7 @@ def load_skills(folders: Iterable[str | Path]) -> tuple[list[Skill], list[Worker
             )
         for folder in _skill_folders(top, _DEEPEST):
             find = Finder(folder / SKILL_FILE)
-            skill = _load(folder, find)
+            skill = load_skill(folder, find)
             if skill is not None and skill.name in skills:
                 first = skills[skill.name].folder / SKILL_FILE
                 line = skill.sheet.line_of("name")
@@ -115,12 +115,16 @@ def _skill_folders(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _skill_folders(each, depth - 1)
 
 
-def _load(folder: Path, find: Finder) -> Skill | None:
+def load_skill(folder: Path, find: Finder, name: str | None = None) -> Skill | None:
+    """Read a skill. Returns None, and reports the problems to `find`, if it is invalid.
+
+    `name` is what its folder is called, if a link leads there by a different name.
+    """
     files = _files_in(folder, find)
     if find.problems:
         return None
     text = read_text(folder / SKILL_FILE, find)
-    sheet = None if text is None else parse_skill(text, folder.name, find)
+    sheet = None if text is None else parse_skill(text, name or folder.name, find)
     if sheet is None:
         return None
     return Skill(sheet.data["name"], sheet.data["description"], folder.resolve(), sheet, files)
