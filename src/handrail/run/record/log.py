@@ -91,6 +91,7 @@ class RunLog:
         "_finished",
         "_found",
         "_inside",
+        "_spawning",
         "_started",
         "_verbs",
         "asked",
@@ -145,6 +146,7 @@ class RunLog:
                 told = msgspec.msgpack.decode(body, type=Told).questions
                 self.remarks = {id: each for id, each in self.remarks.items() if id not in told}
         self._finished = {unit.place: unit for unit in units}
+        self._spawning = [(Place.parse(unit.place), unit) for unit in self._finished.values() if unit.spawned]
         self._verbs: dict[str, str] = {
             key: body.decode() if kind == "verb" else msgspec.msgpack.decode(body, type=_Verb).verb
             for (kind, key), body in self._found.items()
@@ -272,8 +274,7 @@ class RunLog:
 
     def spawned_under(self, call: Place, before: int | None = None) -> Iterator[SpawnedRun]:
         """Yield the background runs that a call and the calls inside it have begun; with `before`, only those in attempts with a lower number."""
-        for unit in self._finished.values():
-            place = Place.parse(unit.place)
+        for place, unit in self._spawning:
             attempt = before or 0 if place == call else place.attempt_at(call)
             if attempt is not None and (before is None or attempt < before):
                 yield from unit.spawned
