@@ -327,7 +327,7 @@ class ServerConnection:
             self._stale = True
 
     async def _list(self, client: Client) -> None:
-        """List all pages of the server's tools, and pass the tools to the section.
+        """List all pages of the server's tools, and its skills, and pass them to the section.
 
         Raises `ServerUnavailable` if there are too many tools, or if a page is empty but not the last, and the request's own
         error if a request fails.
@@ -346,6 +346,7 @@ class ServerConnection:
         if len(found) > MAX_TOOLS:
             raise ServerUnavailable(f"it lists more than {MAX_TOOLS} tools")
         self._of.listed(found)
+        await self._of.list_skills(client)
 
     async def _probe(self, client: Client) -> None:
         """List the tools of a server that did not answer an earlier request. If that fails too, the connection is lost."""

@@ -138,12 +138,13 @@ def parse_skill(text: str, name: str, find: Finder) -> Sheet | None:
     if not isinstance(cast("object", sheet.data), dict):
         find.add(2, "its front matter is not a mapping", "Write `name: ...` and `description: ...`.")
         return None
-    for key, problem, hint in _problems(sheet.data, name):
+    for key, problem, hint in front_matter_problems(sheet.data, name):
         find.add(sheet.line_of(key), problem, hint)
     return None if find.problems else sheet
 
 
-def _problems(front: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str, str]]:
+def front_matter_problems(front: Mapping[str, Any], folder: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, the problem and a hint for each value that is invalid for a skill in a folder with this name."""
     name, description = front.get("name"), front.get("description")
     if not isinstance(name, str) or len(name) > 64 or not _NAME.match(name):
         hint = "Use 1 to 64 lower-case letters, digits and single hyphens between them."
