@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from handrail import Agent, LaterEnvironment, ScriptedModel, Session, SqliteJournal, ToolCall, tool
-from handrail.errors import DefinitionError, MessageRefused, RunParked, RunUnknown
+from handrail import (
+    Agent,
+    LaterEnvironment,
+    ScriptedModel,
+    Session,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.errors import DefinitionError, MessageRefused, PromptEvaluationError, RunParked, RunUnknown
 from handrail.events import MessageQueued
 from handrail.guard import CapabilityPolicy
 from handrail.journal.protocol import Journal
@@ -24,7 +33,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.runs import edit, fork, messages, send, show, withdraw
+from handrail.runs import cancel, edit, fork, messages, send, show, withdraw
 from support.parked_runs import answer_to
 
 
@@ -227,6 +236,35 @@ async def test_what_happens_to_a_message_is_published(journal: Journal | None) -
     await running
     last = "one" if journal is None else "uno"
     assert heard == [*expected, (last, "next step", "told")]
+
+
+async def test_what_another_process_sends_is_heard_before_the_lease_is_renewed(tmp_path: Any) -> None:
+    """A run looks for it whenever another process has changed the journal. So does one that somebody cancels."""
+    journal, other = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    journal.lease = 36_000.0
+    heard, session = asyncio.Event(), Session()
+    session.dispatcher.subscribe(MessageQueued, lambda fact: heard.set())
+
+    @tool(effect="pure")
+    async def work(context: ToolContext) -> str:
+        """Work."""
+        await send(other, context.run_context.run_id, "use metres")
+        await heard.wait()
+        return "worked"
+
+    model = ScriptedModel([ToolCall("work", {}), "done", ToolCall("work", {})])
+    agent = Agent(model, "Help.", tools=[work])
+    await agent.run("go", journal=journal, session=session)
+    assert said(model.requests[1]) == ["go", "use metres"]
+    heard.clear()
+    running = asyncio.ensure_future(_response(agent.stream("go", run_id="r", journal=journal)))
+    while len(model.requests) < 3:
+        await asyncio.sleep(0.005)
+    await cancel(other, "r")
+    with pytest.raises(PromptEvaluationError, match="cancelled"):
+        await running
+    journal.close()
+    other.close()
 
 
 async def test_what_is_refused() -> None:

@@ -124,6 +124,10 @@ class Queue(Protocol):
         """Return the ids of the runs that this process owns and that have signals: a request to cancel them, or messages."""
         ...
 
+    def changes(self) -> int | None:
+        """Return a number that changes whenever another process has changed the journal; None if only the database could tell."""
+        ...
+
     async def wait(self, seconds: float, /) -> None:
         """Wait until the journal may have changed, but at most this many seconds."""
         ...

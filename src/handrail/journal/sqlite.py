@@ -90,6 +90,9 @@ class SqliteDatabase(Database):
             if self._changes() != before:
                 return
 
+    def changes(self) -> int | None:
+        return None if self.path == MEMORY else self._changes()
+
     def _changes(self) -> int:
         """Return a number that changes whenever another connection changes the file or, in memory, whenever a row is changed."""
         if self.path == MEMORY:

@@ -150,6 +150,10 @@ class Database:
         """Return the current time in seconds since 1970."""
         return self._clock.now().timestamp()
 
+    def changes(self) -> int | None:
+        """Return a number that changes whenever another process has changed the database; None if it can't be told cheaply."""
+        return None
+
     async def wait(self, seconds: float) -> None:
         """Wait until the database may have changed, but at most this many seconds."""
         raise NotImplementedError

@@ -199,6 +199,9 @@ class SqlQueue(Role):
         query = "SELECT id FROM runs WHERE owner = ? AND signals != 0 AND status IN ('queued', 'running', 'parked')"
         return tuple(str(id) for (id,) in await self._database.select(query, self._database.owner))
 
+    def changes(self) -> int | None:
+        return self._database.changes()
+
     async def wait(self, seconds: float, /) -> None:
         await self._database.wait(seconds)
 

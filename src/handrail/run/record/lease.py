@@ -34,6 +34,9 @@ def stopped(run_id: str) -> PromptEvaluationError:
     return PromptEvaluationError(f"run {run_id!r} was {STOPPED}", phase="cancelled", run_id=run_id)
 
 
+_LOOK_SECONDS = 0.5
+"""Seconds between two looks at whether another process has changed the journal, if that costs nothing."""
+
 _held: set[tuple[int, str]] = set()
 _lock = threading.Lock()
 
@@ -168,10 +171,18 @@ class _Keeper:
                 task.cancel()
 
     async def _keep(self) -> None:
+        """Renew the leases again and again. In between, look for signals whenever another process has changed the journal."""
+        queue, now = self._journal.queue, self.loop.time
+        renewed_at, seen = now(), queue.changes()
         while True:
-            await asyncio.sleep(self._journal.lease / 10)
+            left = renewed_at + self._journal.lease / 10 - now()
+            await asyncio.sleep(max(0.0, left if seen is None else min(left, _LOOK_SECONDS)))
             try:
-                await self.renew(list(self._runs))
+                if now() >= renewed_at + self._journal.lease / 10:
+                    renewed_at = now()
+                    await self.renew(list(self._runs))
+                elif seen != (seen := queue.changes()):
+                    await self.renew(await queue.signalled())
             except Exception:
                 log.exception("the leases of this process's runs could not be renewed; will retry")
 
