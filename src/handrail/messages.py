@@ -44,6 +44,19 @@ class Kept(msgspec.Struct, frozen=True):
     """Whether the data may repeat the arguments of the message's calls, so that secrets have to be masked in it."""
 
 
+class BackgroundEnd(msgspec.Struct, frozen=True):
+    """The end of a background run, as the model of the run that began it is told."""
+
+    id: str
+    """The id of the background run."""
+    agent: str
+    """The name of its prompt."""
+    end: str
+    """How it ended: `done`, `failed` or `cancelled`."""
+    text: str
+    """Its answer, or its error."""
+
+
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     """A message to the model, from a person, a program, or the run itself."""
 
@@ -54,6 +67,8 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     """The files that come with the text. A file that the provider does not take is described in words."""
     midway: bool = False
     """Whether a person said it during the run, along with an answer to a question, and not to start the run."""
+    ends: tuple[BackgroundEnd, ...] = ()
+    """The ends of background runs that the message tells. It then tells nothing else, and is by the run."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):

@@ -35,9 +35,10 @@ from handrail.fleet import FleetApp, Runner
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Parent, RunRecord, RunRow, SpawnedRun
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.messages import ModelRequest, ToolMessage, UserMessage
+from handrail.messages import BackgroundEnd, ModelRequest, ToolMessage, UserMessage
 from handrail.run.limits import BudgetTracker
 from handrail.run.record.begin import decode_outcome
+from handrail.run.record.lineage import retold
 from handrail.runs import children, messages, send, undo
 from handrail.testing import Person
 from support import PATIENCE
@@ -193,6 +194,24 @@ async def test_the_end_is_told_once_before_the_next_step_and_the_run_does_not_en
     [message] = await messages(journal, "r")
     assert (message.child, message.end, message.state) == (child.record.id, "done", "told")
     assert [each.end.child for each in events] == [child.record.id]
+
+
+async def test_an_end_and_a_persons_words_are_told_as_two_messages():
+    """The words come first, as the person's; the end is the run's own message, and the record tells the same."""
+    journal, model = MemoryJournal(), Waiting(asked())
+    async with working(journal, HELPER):
+        running = asyncio.ensure_future(hosted(model).run("go", journal=journal, run_id="r", app=HOST))
+        child = await ended(journal, "r")
+        await send(journal, "r", "hurry")
+        model.go.set()
+        response = await running
+    told = [each for each in response.messages if isinstance(each, UserMessage)][1:]
+    [words, end] = told
+    assert (words.text, words.by_run, words.midway, words.ends) == ("hurry", False, True, ())
+    assert (end.text, end.by_run) == (model.told[0], True)
+    assert end.ends == (BackgroundEnd(child.record.id, "helper", "done", "hello"),)
+    record = await journal.runs.get("r")
+    assert [each for each in await retold(journal, record) if isinstance(each, UserMessage)][1:] == told
 
 
 async def test_an_end_after_the_parents_opens_the_next_run_of_the_session():

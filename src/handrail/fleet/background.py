@@ -23,7 +23,6 @@ from handrail.guard.policy import within_scope
 from handrail.ids import spawned_id
 from handrail.journal.local import LocalMessages
 from handrail.journal.records import OVER, Amounts, Parent, QueuedMessage, SpawnedRun, When, workspace_name
-from handrail.messages import UserMessage
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.resources.directory import DirectoryFilesystem
@@ -33,7 +32,7 @@ from handrail.run.conversation import root_conversation
 from handrail.run.limits import Budget, BudgetTracker
 from handrail.run.mailbox import hear
 from handrail.run.record.begin import amounts_of, decode_outcome, prompt_of
-from handrail.run.record.notices import text_of
+from handrail.run.record.notices import message_of_ends
 from handrail.run.run import Run
 from handrail.run.transaction import stage, stage_spawned
 from handrail.runs import cancel, children, send
@@ -352,7 +351,9 @@ async def _carry_out(
 async def _tell(parent: Run, work: asyncio.Task[QueuedMessage]) -> None:
     """Tell a run the end of a background run, or leave it in the conversation for the session's next run if the parent is over."""
     message, messages = await work, parent.options.messages
+    told = message_of_ends([message])
     assert messages is not None, "a run that begins a background run hears its end"
+    assert told is not None
     try:
         await messages.send(parent.run_context.run_id, message)
         await messages.notify()
@@ -361,7 +362,7 @@ async def _tell(parent: Run, work: asyncio.Task[QueuedMessage]) -> None:
         while True:
             try:
                 with conversation:
-                    conversation.add(UserMessage(text_of(message), True), message.id)
+                    conversation.add(told, message.id)
                 return
             except errors.ConversationBusy:  # another run is working on the session
                 await asyncio.sleep(_LOOK_SECONDS)

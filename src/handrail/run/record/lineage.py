@@ -193,8 +193,8 @@ class _Retold:
             if remark is None:
                 break
             told = msgspec.msgpack.decode(remark, type=Told)
-            if told.has_words:
-                self._say(told.message)
+            for each in told.said:
+                self._say(each)
 
     def _replies(self, number: int) -> Iterator[str]:
         """Yield what the model was told about an answer: how to correct it, or advice."""
@@ -275,7 +275,7 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
             if row.has_messages:
                 place, now = place_after(log), journal.clock.now().timestamp()
                 told = await untold_message(journal.messages, run_id, place, now)
-                messages += [told.message] if told is not None and told.has_words else []
+                messages += () if told is None else told.said
             outcome = RunOutcome(
                 stop_reason="cancelled",
                 messages=messages,

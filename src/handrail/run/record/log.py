@@ -6,7 +6,7 @@ The bytes of attachments are blobs of the journal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
@@ -69,11 +69,14 @@ class Told(msgspec.Struct, frozen=True):
     """What the background runs whose ends are told have not spent of the budget."""
     order: Order | None = None
     """What the run was ordered to do; None if nothing."""
+    ends: UserMessage | None = None
+    """The message that tells the ends of background runs, after what people said; None if there are none."""
 
     @property
-    def has_words(self) -> bool:
-        """Whether the model was told anything. An order may come without words."""
-        return bool(self.message.text or self.message.attachments)
+    def said(self) -> Sequence[UserMessage]:
+        """The messages that the model was told, in order. An order may come without words."""
+        said = [self.message] if self.message.text or self.message.attachments else []
+        return said if self.ends is None else [*said, self.ends]
 
 
 class RunLog:

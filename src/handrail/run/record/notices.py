@@ -11,7 +11,7 @@ import msgspec
 from handrail.concurrency.cancellation import finish
 from handrail.journal.protocol import Journal, Messages
 from handrail.journal.records import Amounts, CommitUnit, QueuedMessage
-from handrail.messages import UserMessage
+from handrail.messages import BackgroundEnd, UserMessage
 from handrail.question import Answer
 from handrail.run.mailbox import Mailbox, deliver
 from handrail.run.place import RUN, Place
@@ -207,7 +207,7 @@ async def tell_remarks(evaluation: Evaluation, *, is_done: bool = False) -> bool
         _say(evaluation, told)
     evaluation.heard += 1
     evaluation.order = told.order
-    return told.has_words
+    return bool(told.said)
 
 
 def next_remark(evaluation: Evaluation) -> Place:
@@ -221,8 +221,8 @@ def place_of_remark(answer: Place, number: int) -> Place:
 
 
 def _say(evaluation: Evaluation, told: Told) -> None:
-    if told.has_words:
-        evaluation.say(told.message)
+    for each in told.said:
+        evaluation.say(each)
 
 
 async def _tell_messages(
@@ -235,12 +235,13 @@ async def _tell_messages(
         await load_attachments(log.journal, log.run_id, files)
 
     def write(due: Sequence[QueuedMessage]) -> Told | None:
-        texts = [text_of(each) for each in due]
+        texts = [each.text for each in due if not each.child]
         if due and due[-1].order == "wrap up" and not is_done:
             texts.append(WRAP_UP)
-        return (
-            Told(list(said), _message_of(said.values(), texts), left=_left_by(due)) if said or due else None
-        )
+        if not (said or due):
+            return None
+        words = _message_of(said.values(), texts)
+        return Told(list(said), words, left=_left_by(due), ends=message_of_ends(due))
 
     told = await mailbox.deliver(str(place), write, is_done=is_done)
     if told is not None:
@@ -277,8 +278,8 @@ async def tell_nobody(run: Run, conversation: Conversation) -> None:
     if told is not None:
         if evaluation is not None:
             evaluation.heard += 1
-        if told.has_words:
-            conversation.add(told.message, run.run_context.run_id)
+        for each in told.said:
+            conversation.add(each, run.run_context.run_id)
 
 
 def place_after(log: RunLog) -> Place:
@@ -299,7 +300,8 @@ def untold_message(
     """Record at this place the messages to a run that ends and that its model was not told. Returns the record; None if there are none."""
 
     def write(due: Sequence[QueuedMessage]) -> Told | None:
-        return Told([], _message_of((), map(text_of, due))) if due else None
+        words = _message_of((), (each.text for each in due if not each.child))
+        return Told([], words, ends=message_of_ends(due)) if due else None
 
     return deliver(messages, run_id, str(place), now, write, is_over=True)
 
@@ -341,6 +343,13 @@ def text_of(message: QueuedMessage) -> str:
         "was cancelled" if message.end == "cancelled" else "failed" if message.end == "failed" else "is done"
     )
     return f"The background run {message.child} ({message.agent}) {how}: {message.text or 'it said nothing.'}"
+
+
+def message_of_ends(messages: Iterable[QueuedMessage]) -> UserMessage | None:
+    """Return the message that tells the ends of background runs that are among these messages; None if there are none."""
+    ended = [each for each in messages if each.child]
+    ends = tuple(BackgroundEnd(each.child, each.agent, each.end, each.text) for each in ended)
+    return UserMessage("\n\n".join(map(text_of, ended)), True, ends=ends) if ended else None
 
 
 def _in_order(said: Mapping[str, Answer]) -> Mapping[str, Answer]:
