@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402 (tests/ is on the path only now)
 
 from support.browsers import launched  # noqa: E402
+from support.researched_app import research, source  # noqa: E402
 from support.served import GATES, Served, serving, source_in  # noqa: E402
 
 WIDE = (1180, 800)
@@ -146,6 +148,24 @@ def paused(page: Page, server: Served) -> None:
     page.get_by_role("button", name="Pause or wrap up").click()
 
 
+def background(page: Page, server: Served) -> None:
+    """Begin three background runs."""
+    say(page, "Take me to the sea.")
+    page.get_by_text("waiting at the gate").wait_for()
+
+
+def background_ended(page: Page, server: Served) -> None:
+    """Let the background runs end, and open the longest answer."""
+    background(page, server)
+    with ThreadPoolExecutor() as pool:  # the browser's loop has this thread
+        pool.submit(research, server.folder).result()
+    GATES["wait"].set()
+    page.get_by_text("timetable of the boats").wait_for()
+    page.locator("details.background summary").press("Enter")
+
+
+BACKGROUND = (background, background_ended)
+"""The scenes that another app plays."""
 Scene = Callable[[Page, Served], None]
 PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
     "empty": (empty, "light", WIDE),
@@ -164,6 +184,10 @@ PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
     "steering-late-phone": (editing, "dark", PHONE),
     "paused": (paused, "light", WIDE),
     "paused-phone": (paused, "dark", PHONE),
+    "background": (background, "light", WIDE),
+    "background-ended": (background_ended, "light", WIDE),
+    "background-dark": (background_ended, "dark", WIDE),
+    "background-phone": (background_ended, "light", PHONE),
     "nested": (nested, "light", WIDE),
     "nested-dark": (nested, "dark", WIDE),
     "nested-phone": (nested, "light", PHONE),
@@ -177,11 +201,13 @@ PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
 
 
 @contextmanager
-def opened(browser: Browser, theme: str, size: tuple[int, int]) -> Generator[tuple[Page, Served]]:
+def opened(
+    browser: Browser, scene: Scene, theme: str, size: tuple[int, int]
+) -> Generator[tuple[Page, Served]]:
     """Start a server, open its page in the browser, and yield both."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with serving(folder, source=source_in(folder)) as server:
+        with serving(folder, source=source() if scene in BACKGROUND else source_in(folder)) as server:
             context = browser.new_context(
                 viewport={"width": size[0], "height": size[1]},
                 color_scheme="dark" if theme == "dark" else "light",
@@ -210,7 +236,7 @@ def main(given: list[str]) -> None:
                 continue
             for gate in ("sheep", "wait"):
                 GATES[gate].clear()
-            with opened(browser, theme, size) as (page, server):
+            with opened(browser, scene, theme, size) as (page, server):
                 scene(page, server)
                 page.wait_for_timeout(250)  # wait for animations to end
                 page.screenshot(path=folder / f"page-{name}.png")

@@ -282,8 +282,10 @@ def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, 
 class Served:
     """A server on loopback that runs in its own thread."""
 
-    def __init__(self, app: Any, port: int = 0) -> None:
+    def __init__(self, app: Any, port: int = 0, folder: Path = Path()) -> None:
         self.app = app
+        self.folder = folder
+        """The folder with the journal and the users."""
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))
@@ -334,7 +336,7 @@ def serving(
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / "people.db")
     app = asgi(source or source_in(folder), journal=journal, people=people, **options)
-    server = Served(app, port)
+    server = Served(app, port, folder)
     server.start()
     try:
         yield server

@@ -12,7 +12,15 @@ from handrail.content import Attachment
 from handrail.errors import SessionUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.protocol import Journal
-from handrail.journal.records import OVER, CommitUnit, Entry, QuestionRecord, QueuedMessage, RunRow
+from handrail.journal.records import (
+    OVER,
+    CommitUnit,
+    Entry,
+    QuestionRecord,
+    QueuedMessage,
+    RunRow,
+    SpawnedRun,
+)
 from handrail.messages import AssistantMessage, Compaction, Message, ToolMessage, Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.question import Question
@@ -64,6 +72,8 @@ class CallNode(msgspec.Struct, kw_only=True):
     """Whether the call's compensation has undone its external effect."""
     rolled_back: bool = False
     """Whether the call's changes were dropped with those of a call around it, which failed, was run again or never ended."""
+    spawned: Sequence[SpawnedRun] = ()
+    """The background runs that the call has begun."""
     verbs: list[str] = []
     """The recorded verbs that the call's handler used, in order."""
     questions: list[QuestionRecord] = []
@@ -290,6 +300,7 @@ class _Builder:
             place=Place.parse(unit.place), id=unit.call_id, tool=unit.tool, arguments=unit.arguments, status=unit.status,
             at=unit.at, seconds=unit.seconds, message=text_of(unit.result), attachments=attached_in(unit.result), diff=unit.diff, reads=unit.reads,
             writes=unit.writes, effects=unit.effects, decision=unit.decision, undone=unit.call_id in self.undone,
+            spawned=unit.spawned,
         )  # fmt: skip
 
     def _inner(self, entry: Entry) -> None:

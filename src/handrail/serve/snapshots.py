@@ -22,6 +22,7 @@ from handrail.run.place import RUN, Place, inner_call_id, is_in_run
 from handrail.run.record.begin import decode_begin, decode_outcome
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
+from handrail.serve.agui.background_runs import begun_in, spawned_json, with_begun
 from handrail.serve.agui.interrupts import closed_json, holder, question_json
 from handrail.serve.agui.queued_messages import QUEUED, queued_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
@@ -229,6 +230,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
         at_work = "" if live is None else live.run_id
         shown = [await _summarize(journal, row, said, row.record.id == at_work) for row in rows]
         emitted = {id: each for run in shown for id, each in run.emitted.items()}
+        begun = [each for run in shown for each in run.begun]
         nested = await _nested_messages(journal, rows) if any(run.subagents for run in shown) else ()
         marks = await journal.calls.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
@@ -248,6 +250,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             nested = merge_nested(nested, nested_messages_in(live.session))
             open, last = live.open(), seen.feed.last
             emitted |= live.emissions.by_call()
+            begun += begun_in(msgspec.json.decode(item.data) for item in since)
         elif joined is not None:
             # The journal may be newer than the opening. If so, the events after the opening repeat what the journal has.
             open, last, state = joined.opening.open, joined.last, joined.opening.state
@@ -261,7 +264,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             active = joined.opening.run_id, joined.opening.leg
             messages = render_joined(joined.opening, said, nested, seen.named)
         read = (rows, shown, undone, unapplied, said, nested, state, questions, emitted)
-        return _State(*read, *active, queued, messages, open, since, last)
+        return _State(*read, *active, queued, with_begun(messages, begun), open, since, last)
     raise AssertionError("the last attempt always returns")
 
 
@@ -309,6 +312,8 @@ class _RunSummary(NamedTuple):
     closed: Sequence[dict[str, Any]]
     """The closed questions, with their outcomes and answers."""
     emitted: Mapping[str, Sequence[Any]]
+    begun: Sequence[dict[str, Any]]
+    """The activities for the background runs that the run's calls have begun."""
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
@@ -353,9 +358,9 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage], 
                 calls[inner.id]["parent_call_id"] = each.id
         subagents = list(_subagents(tree.calls, row.record.id))
         closed = [closed_json(asked) for each in tree.calls for asked in each.questions if asked.answer]
-        found = _RunSummary(
-            run_line(row, tree), calls, subagents, tree.usage, tree.cost, closed, tree.emitted
-        )
+        begun = spawned_json([each.spawned for each in tree.calls], row.record.id)
+        line = run_line(row, tree)
+        found = _RunSummary(line, calls, subagents, tree.usage, tree.cost, closed, tree.emitted, begun)
         if row.status in OVER and not at_work:
             cache[key] = found
             if len(cache) > _MOST_CACHED:

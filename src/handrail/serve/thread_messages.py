@@ -25,6 +25,7 @@ from handrail.run.compaction import effect_of, stand_in
 from handrail.run.conversation import ROOT, Conversation
 from handrail.run.place import Place, is_in_run, split_run_id
 from handrail.run.record.format import InnerCall, text_of
+from handrail.serve.agui.background_runs import ended_json
 from handrail.serve.agui.message_writer import COMPACTED, answer_json, call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of
@@ -324,6 +325,7 @@ def _render_nested(messages: Sequence[RunMessage]) -> Iterator[dict[str, Any]]:
 
 def _render_message(id: str, run_id: str, message: Message) -> Iterator[dict[str, Any]]:
     if isinstance(message, UserMessage):
+        yield from map(ended_json, message.ends)
         if not message.by_run:
             yield {
                 "id": id,

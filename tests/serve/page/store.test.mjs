@@ -186,6 +186,37 @@ test("progress belongs to its call, and deltas update it", () => {
   assert.equal(view.entries[""].length, 1);
 });
 
+const BEGUN = { state: "begun", background_id: "b1", agent: "researcher", call_id: "c1", message: "Which trains run?" };
+const BACKGROUND = { type: "ACTIVITY_SNAPSHOT", messageId: "b1/begun", activityType: "handrail.background", content: BEGUN };
+
+test("a background run belongs to the call that began it, also after a snapshot without it", () => {
+  const begun = played([RUN, ...CALL, BACKGROUND, BACKGROUND]);
+  assert.deepEqual(begun.entries[""], [{ kind: "call", id: "c1" }]);
+  const toolCalls = [{ id: "c1", function: { name: "look_up", arguments: "{}" } }];
+  const snapshot = { type: "MESSAGES_SNAPSHOT", messages: [{ id: "m1", role: "assistant", content: "", toolCalls }] };
+  for (const view of [begun, played([snapshot], begun)]) {
+    assert.deepEqual(store.begunBy(view, "c1"), [BEGUN]);
+    assert.deepEqual(store.begunBy(view, "c2"), []);
+    assert.equal(store.endOf(view, "b1"), undefined);
+  }
+});
+
+test("an inner call's background run belongs to the call that has a card", () => {
+  const inner = { ...BACKGROUND, content: { ...BEGUN, call_id: "c1.1" } };
+  const view = played([RUN, ...CALL, inner]);
+  assert.equal(store.begunBy(view, "c1").length, 1);
+  const shown = played([{ type: "TOOL_CALL_START", toolCallId: "c1.1", toolCallName: "look_up" }], view);
+  assert.equal(store.begunBy(shown, "c1").length, 0);
+  assert.equal(store.begunBy(shown, "c1.1").length, 1);
+});
+
+test("the end of a background run is a row of its own, and the state of its beginning", () => {
+  const content = { state: "ended", background_id: "b1", agent: "researcher", end: "failed", text: "no answer" };
+  const view = played([RUN, ...CALL, BACKGROUND, { ...BACKGROUND, messageId: "b1/ended", content }]);
+  assert.deepEqual(view.entries[""].at(-1), { kind: "activity", id: "b1/ended" });
+  assert.equal(store.endOf(view, "b1"), "failed");
+});
+
 test("patches follow RFC 6902 and do not change the old value", () => {
   const value = { a: [1, 2], "b/c": { d: 1 } };
   const patch = [

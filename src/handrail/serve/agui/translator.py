@@ -23,6 +23,7 @@ from handrail.events import (
     Advised,
     ApprovalDecided,
     AttachmentDelta,
+    BackgroundStarted,
     CallDelta,
     ConversationCompacted,
     Emitted,
@@ -44,6 +45,7 @@ from handrail.events import (
 from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
 from handrail.question import Question
 from handrail.run.place import is_in_run
+from handrail.serve.agui.background_runs import background_event, ended_json, started_json
 from handrail.serve.agui.call_states import CallStates, Subagents, usage_json
 from handrail.serve.agui.interrupts import interrupt_leg, question_json
 from handrail.serve.agui.message_writer import (
@@ -124,6 +126,7 @@ class Translator:
             ModelFailed: self._failed,
             Advised: self._advised,
             ConversationCompacted: self._compacted,
+            BackgroundStarted: lambda event, run: [background_event(started_json(event), run.tag)],
             PromptExecuted: self._executed,
         }
 
@@ -330,12 +333,12 @@ class Translator:
         """Return the event that shows the user's message in other windows of the page. The sender already has it.
 
         What was sent to the run while it works is a new message for every client. Returns no event for a message in a nested
-        run, or for one that the run itself wrote.
+        run, or for one that the run itself wrote, except those of the ends of background runs that it tells.
         """
         id = user_id(run.id, run.turn, message, run.said)
         run.said += message.midway
         if run.tag is not None or message.by_run:
-            return []
+            return [background_event(ended_json(end), run.tag) for end in message.ends]
         is_told, self._is_told = self._is_told, False
         if is_told:
             return self._writer.said(id, clean_text(message.text))
@@ -352,7 +355,7 @@ class Translator:
 
     def _queued(self, event: MessageQueued, run: OpenRun) -> list[Event]:
         message = event.message
-        if message.state == "told" and (message.text or message.child or message.order == "wrap up"):
+        if message.state == "told" and (message.text or message.order == "wrap up"):
             self._is_told = True  # an order without words is no message
         return [queued_event(self.run_id, event.message)]
 

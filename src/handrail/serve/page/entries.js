@@ -3,13 +3,14 @@
 
 import { Arguments } from "./arguments.js";
 import { Attachments } from "./attachments.js";
+import { Begun, Ended } from "./background.js";
 import { Changes } from "./changes.js";
 import { Compacted } from "./compacted.js";
 import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
-import { agentsOf, allInside, closedOf, innerOf, isAsked, isOver, questionsOf } from "./store.js";
+import { agentsOf, allInside, begunBy, closedOf, endOf, innerOf, isAsked, isOver, questionsOf } from "./store.js";
 import { Component, html, useState } from "./vendor/standalone.js";
 import { count, dollars, duration, ENDED, many, STATUS } from "./words.js";
 
@@ -18,12 +19,16 @@ export function Entries({ scope, view, conversation }) {
 }
 
 function Entry({ kind, id, view, conversation }) {
-  if (kind === "call") return html`<${Card} id=${id} view=${view} conversation=${conversation} />`;
+  if (kind === "call") {
+    return html`<${Card} id=${id} view=${view} conversation=${conversation} />
+      ${begunBy(view, id).map((content) => html`<${Begun} key=${content.background_id} content=${content} end=${endOf(view, content.background_id)} />`)}`;
+  }
   if (kind === "agent") return html`<${Agent} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
   if (kind === "note") return html`<${Note} note=${view.notes[id]} />`;
   if (kind === "activity") {
     const activity = view.activities[id];
     if (activity.type === "handrail.compacted") return html`<${Compacted} content=${activity.content} view=${view} />`;
+    if (activity.type === "handrail.background") return html`<${Ended} content=${activity.content} />`;
     return html`<${Activity} activity=${activity} thread=${view.id} />`;
   }
   return html`<${Message} kind=${kind} message=${view.messages[id]} thread=${view.id} />`;

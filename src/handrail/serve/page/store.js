@@ -219,6 +219,19 @@ export function closedOf(view, callId) {
   return Object.values(view.closed).filter(({ question: { call_id: id = "" } }) => id === callId || (id.startsWith(`${callId}.`) && !view.calls[id]?.name));
 }
 
+/** The background runs that a call and its inner calls without a card of their own have begun. */
+export function begunBy(view, callId) {
+  return Object.values(view.activities)
+    .filter(isBegun)
+    .map(({ content }) => content)
+    .filter(({ call_id: id }) => id === callId || (id.startsWith(`${callId}.`) && !view.calls[id]?.name));
+}
+
+/** How a background run has ended; undefined before its end was told. */
+export function endOf(view, backgroundId) {
+  return view.activities[`${backgroundId}/ended`]?.content.end;
+}
+
 /** The open questions of a call. With null, those that belong to no visible call. */
 export function questionsOf(view, callId) {
   const all = Object.values(view.questions);
@@ -290,7 +303,9 @@ export function withSaid(view, id, text, files = []) {
 
 const scopeOf = (event) => event.subagentRunId ?? "";
 
-const shownInCall = (view, activityId) => activityId.startsWith("progress-");
+const shownInCall = (view, activityId) => activityId.startsWith("progress-") || isBegun(view.activities[activityId]);
+
+const isBegun = ({ type, content }) => type === "handrail.background" && content?.state === "begun";
 
 const withFiles = (files) => (files.length ? { files } : {});
 
