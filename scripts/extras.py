@@ -190,6 +190,22 @@ def mcp() -> str:
     return "a tool of an MCP server was called"
 
 
+def code() -> str:
+    """Check that a script calls a tool."""
+    from handrail import CodeMode, ToolCall, tool
+
+    @tool(effect="pure")
+    def double(n: int) -> int:
+        """Double a number."""
+        return 2 * n
+
+    model = ScriptedModel([ToolCall("run_script", {"script": "await double(n=21)"}), "done"])
+    Adapter(model).evaluate(Prompt("p", ["Answer.", CodeMode()], tools=[double]), "Hello").wait()
+    told = model.requests[-1].messages[-1]
+    assert "42" in told.text, told
+    return "a script called a tool"
+
+
 def postgres() -> str:
     """Check that a connection to PostgreSQL is tried. No server listens on the chosen port, so the connection is refused."""
     from handrail import PostgresJournal
@@ -227,7 +243,21 @@ def procrastinate() -> str:
 
 USES: dict[str, Callable[[], str]] = {
     use.__name__: use
-    for use in (models, local, prices, bridge, workers, cli, serve, oidc, mcp, postgres, dbos, procrastinate)
+    for use in (
+        models,
+        local,
+        prices,
+        bridge,
+        workers,
+        cli,
+        serve,
+        oidc,
+        mcp,
+        code,
+        postgres,
+        dbos,
+        procrastinate,
+    )
 }
 
 

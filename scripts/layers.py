@@ -19,7 +19,7 @@ LAYERS = {
     for layer, names in {
         5: "cli fleet serve mcp __main__",
         4: "agent environment handoff workers skills durable runs",
-        3: """models sections
+        3: """models sections code
             run.entry run.redemption run.adapter run.response run.loop run.orders run.request
             run.answer run.compaction run.conversation run.evaluation run.window
             run.record.begin run.record.recorded_session run.record.lineage run.record.notices""",

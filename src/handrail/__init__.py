@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.agent import Agent
+    from handrail.code import CodeMode
     from handrail.concurrency.deadline import Deadline
     from handrail.concurrency.operation import Operation, gather
     from handrail.content import Attachment
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "handrail.run.adapter": "Adapter PromptResponse",
     "handrail.agent": "Agent",
+    "handrail.code": "CodeMode",
     "handrail.content": "Attachment",
     "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
     "handrail.concurrency.deadline": "Deadline",
@@ -128,6 +130,7 @@ __all__ = [
     "Budget",
     "CallFailed",
     "CapabilityPolicy",
+    "CodeMode",
     "Compact",
     "Deadline",
     "DeadlineExceededError",

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from handrail import (
     Adapter,
     Budget,
+    CodeMode,
     Compact,
     Handoff,
     Parked,
@@ -921,3 +922,108 @@ def begun_and_told_once(seen: Seen) -> str | None:
 
 
 BEGETTING = Scenario(name="begetting", play=begetting, files={"begun.md": ""}, laws=[begun_and_told_once])
+
+
+# --- scripts: calls of a script, one after the other and several at once ---------------------------------
+
+
+def scripting_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+
+    @tool(effect="pure")
+    def weigh(n: int) -> int:
+        """Weigh something."""
+        return 2 * n
+
+    @tool(effect="staged")
+    async def enter(text: str, context: ToolContext) -> None:
+        """Write into the book."""
+        context.filesystem.write("book.md", f"{context.filesystem.read('book.md')}{text}\n")
+        context.session.dispatch(Noted(text))
+
+    @tool(effect="idempotent")
+    async def stamp(what: str, context: ToolContext) -> str:
+        """Stamp something."""
+        await context.once("stamp", lambda: world.happened("stamped", what=what))
+        return what
+
+    async def was_booked(params: Any, *, context: ToolContext) -> bool:
+        return world.count("booked") > 0
+
+    async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+        world.happened("unbooked")
+
+    @tool(effect="compensable", compensate=unbook, probe=was_booked)
+    async def book(context: ToolContext) -> str:
+        """Book a table."""
+        world.happened("booked")
+        return "booked"
+
+    @tool(effect="staged", capabilities={"fs.write"})
+    async def sign(name: str, context: ToolContext) -> str:
+        """Sign the contract, after a person has seen what changes."""
+        context.filesystem.write("contract.md", f"{context.filesystem.read('contract.md')}{name}\n")
+        return name
+
+    return [weigh, enter, stamp, book, sign]
+
+
+SIX_CALLS = """
+weight = await weigh(n=2)
+print(await book())
+await enter(text=f"it weighs {weight}")
+name = await sign(name="ann")
+stamped = await stamp(what=name)
+await enter(text=f"{stamped} has signed")
+weight
+"""
+AT_ONCE = """
+import asyncio
+
+async def first():
+    weight = await weigh(n=1)
+    return [weight, await sign(name="bob"), await weigh(n=weight)]
+
+async def second():
+    await enter(text="second")
+    return [await weigh(n=10), await stamp(what="second")]
+
+print(await asyncio.gather(first(), second()))
+"""
+
+
+def scripting(stage: Stage) -> Play:
+    """Return the play of two scripts, in each of which a person must approve a call in the middle."""
+    rules = CapabilityPolicy(
+        {"fs.write": "ask"}, effects={"idempotent": "allow", "compensable": "allow", "staged": "allow"}
+    )
+    prompt = Prompt(
+        "scripts", ["You write scripts.", CodeMode()], tools=scripting_tools(stage), policies=[rules]
+    )
+    said = [ToolCall("run_script", {"script": script}) for script in (SIX_CALLS, AT_ONCE)]
+    adapter = Adapter(
+        stage.model({"You write scripts": [*said, "All is done."]}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    happened = {"did 'stamp' happen": lambda _: {"happened": stage.world.count("stamped", what="second") > 0}}
+    return Play(adapter, prompt, "Begin.", Person(approve=True, answers=happened))
+
+
+def each_inner_call_made_once(seen: Seen) -> str | None:
+    """Return a problem if something outside happened twice, although no other process took the run over."""
+    for what, most in (("booked", 1), ("stamped", 2)):
+        if seen.world.count(what) > most + (seen.overtaken and most):
+            return f"{what} {seen.world.count(what)} times"
+    return None
+
+
+SCRIPTING = Scenario(
+    name="scripts",
+    play=scripting,
+    files={"book.md": "# Book\n", "contract.md": "# Contract\n"},
+    laws=[each_inner_call_made_once],
+)

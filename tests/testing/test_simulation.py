@@ -38,6 +38,7 @@ from testing.simulated import (
     EXPIRING,
     READING,
     REMARKING,
+    SCRIPTING,
     SHOPPING,
     STEERING,
     Colour,
@@ -146,6 +147,15 @@ def test_background_runs_survive_it():
     report = crashed(BEGETTING, write_every=every, step_every=20 * FEWER, overtaken_every=40)
     report.assert_kept()
     assert report.tried["before write"] > 2
+
+
+@pytest.mark.timeout(900)
+def test_scripts_survive_it():
+    """Whenever the process dies, a script goes on with what its calls have returned, and each of them is made once."""
+    every = 1 if ALL else 6
+    report = crashed(SCRIPTING, write_every=every, step_every=40 * FEWER, overtaken_every=60, parked_every=80)
+    report.assert_kept()
+    assert report.tried["parked at step"] > 2
 
 
 @pytest.mark.timeout(900)

@@ -85,6 +85,7 @@ EntryKind = Literal[
     "emitted",
     "remote work",
     "parked",
+    "script",
 ]
 """The kinds of entries in a run's record.
 
@@ -99,6 +100,7 @@ decided at the entry's place, so that a resumed run decides the same. `attachmen
 `emitted`: the events of a call that the web page showed; the key is the call's id.
 `remote work`: the id of the work that a call has started elsewhere.
 `parked`: the run was parked; what was published about its unfinished calls. The key is the number of the leg.
+`script`: a script is under way; in which order it was given the outcomes of its calls, and where it was suspended.
 """
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop, get_running_loop
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -181,8 +181,13 @@ def new_call(
     id: str | None = None,
     parent: Attempt | None = None,
     message_id: str | None = None,
+    *,
+    number: int | None = None,
 ) -> Call:
-    """Create a call to the tool named `name`, inside `parent` or else inside the call that the run is nested in, if any."""
+    """Create a call to the tool named `name`, inside `parent` or else inside the call that the run is nested in, if any.
+
+    `number` is its number among the verbs of `parent`, if that numbers them itself.
+    """
     run = gate.run
     outer = run.outer
     if parent is None and outer is None:
@@ -199,7 +204,7 @@ def new_call(
         parent, number = outer, next(run.counter)
         id = id or f"{run.call_prefix}{number}"
     else:
-        number = parent.next_number()
+        number = parent.next_number() if number is None else number
         id = id or inner_call_id(parent.call.id, parent.number, number)
     around = parent.call
     kind = INSIDE_AUXILIARY if around.kind.undoes else CALL
@@ -368,6 +373,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     inquiries: Inquiries | None = None
     tickets: list[GivenTicket] | None = None
     """Tickets that this attempt has issued and not yet closed; None if there are none."""
+    suspend: Callable[[], Awaitable[None]] | None = None
+    """Keeps what the handler needs in order to go on in another process. Called before the call waits for a later answer."""
     bound: BoundAdapter | None = None
     made_resources: CallResources | None = None
     """The attempt's view of the resources; None until it is used."""

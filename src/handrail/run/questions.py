@@ -247,6 +247,9 @@ class CallAsker:
         parking = attempt.run.parking
         if parking is None:
             raise QuestionCancelled(question.name)  # the run can't be parked, so nobody can answer later
+        for each in attempt.with_outer():
+            if each.suspend is not None:
+                await each.suspend()
         inquiries = attempt.inquire()
         inquiries.left += 1
         try:

@@ -148,6 +148,9 @@ class Tool(Generic[ParamsT, ResultT]):
     delegates: ClassVar[bool] = False
     """Whether the tool, like a worker, only makes inner calls. The policies decide on each of these calls."""
 
+    spans: ClassVar[bool] = False
+    """Whether the tool, like a script, calls the other tools of its run. Its effect is then the strongest of theirs."""
+
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
@@ -211,6 +214,16 @@ class Tool(Generic[ParamsT, ResultT]):
             if value is not None:
                 object.__setattr__(made, field, value)
         check_words(made)
+        return made
+
+    def spanning(self, others: Iterable[Tool[Any, Any]]) -> Self:
+        """Return a copy whose effect is the strongest of the other tools'."""
+        made, effect = copy.copy(self), cast(Effect, "pure")
+        for other in others:
+            if not other.spans and EFFECTS[other.effect].strength > EFFECTS[effect].strength:
+                effect = other.effect
+        object.__setattr__(made, "effect", effect)
+        object.__setattr__(made, "writes", EFFECTS[effect].writes)
         return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:

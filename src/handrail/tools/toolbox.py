@@ -35,13 +35,16 @@ class Toolbox(msgspec.Struct, frozen=True, eq=False):
             check_tool(tool)
             tool.check_complete()
             name = tool.name
-            if name in tools and tools[name] is not tool:
+            if name in tools and tools[name] is not tool and not (tool.spans and tools[name].spans):
                 raise DefinitionError(f"two tools are named {name!r}. Rename one of them.")
             tools[name] = tool
             if tool.handler is not None and not tool.needs:
                 open[name] = tool
             secretive = secretive or tool.secret
             late = late or tool.is_late
+        for name, tool in tools.items():
+            if tool.spans:
+                tools[name] = open[name] = tool.spanning(tools.values())
         return Toolbox(tools, open, secretive, late)
 
 

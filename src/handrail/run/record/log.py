@@ -46,7 +46,7 @@ _CHARGED: tuple[EntryKind, ...] = ("call begun", "call tried", "inner call")
 
 
 _AT_CALLS: tuple[EntryKind, ...] = (
-    *("call begun", "call tried", "inner call", "verb", "approval", "remote work"),
+    *("call begun", "call tried", "inner call", "verb", "approval", "remote work", "script"),
     *("model answer", "advice", "correction", "compaction", "attachments"),
 )
 """The kinds of entries whose keys are places, which may be inside a call."""

@@ -67,6 +67,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     unit = log.finished(attempt.call.place)
     if unit is not None:
         await bill_tickets(attempt, log)
+        attempt.passage.status = unit.status
         return await _with_bytes(_replay_unit(attempt, unit), log)
     if attempt.parent is None:
         return None
@@ -78,6 +79,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if inner.lost and _is_asked_again(attempt, log):
             return None
         _take_tool(attempt)
+        attempt.passage.status = inner.status
         if any(log.was_being_undone(Place.parse(done.place)) for done in inner.effects if done.tool):
             return await _replay_undone(attempt, inner, log)
         apply_inner(attempt, inner)
