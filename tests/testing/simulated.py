@@ -913,7 +913,7 @@ def begetting(stage: Stage) -> Play:
 def begun_and_told_once(seen: Seen) -> str | None:
     """Return None if the call that committed has begun one background run, whose end was told once, and if the budget is exact. Otherwise, return the problem."""
     messages = seen.world.all("ended")[-1].details["messages"]
-    told = [each["text"] for each in messages if each.get("midway")]
+    told = [each["text"] for each in messages if each.get("ends")]
     if len(told) != 1 or not told[0].endswith("(helper) was cancelled: it was cancelled before it began"):
         return f"the model was told {told}"
     results = [each["text"] for message in messages for each in message.get("results", ())]
