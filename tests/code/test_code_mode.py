@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import logging
@@ -20,6 +21,7 @@ from handrail import (
     Budget,
     CapabilityPolicy,
     CodeMode,
+    DirectoryFilesystem,
     LaterEnvironment,
     MemoryFilesystem,
     Prompt,
@@ -239,8 +241,6 @@ async def test_a_denial_cancels_the_calls_beside_it():
     async def wait_long(context: ToolContext) -> str:
         """Wait."""
         context.filesystem.write("slow.md", "begun")
-        import asyncio
-
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -266,8 +266,6 @@ said
 
 async def test_denying_the_script_undoes_it(tmp_path: Path):
     """A person who is shown what a whole script changed may deny it, and then nothing of it is left."""
-    from handrail import DirectoryFilesystem
-
     (tmp_path / "docs").mkdir()
     files = DirectoryFilesystem(tmp_path)
     asked: list[Question] = []
@@ -371,7 +369,7 @@ async def test_the_worker_has_no_environment_and_is_the_one_that_was_installed(
 ):
     """Neither `MONTY_BIN` nor `PATH` decides which program runs scripts, and no variable, such as a key, reaches it."""
     fake = tmp_path / "monty"
-    fake.write_text("#!/bin/sh\ntouch ran\n")
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     fake.chmod(0o700)
     monkeypatch.setenv("MONTY_BIN", str(fake))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -528,9 +526,17 @@ async def test_a_script_that_cannot_be_loaded_runs_from_its_start_with_the_recor
 
 
 async def test_another_sequence_of_calls_is_an_error(tmp_path: Path):
-    """If a script that begins again makes another call than it did, it fails and its outcome is unknown."""
+    """If a script that begins again makes another call than it did, it fails and its outcome is unknown, whatever it catches."""
     shop, journal = Shop(), SqliteJournal(tmp_path / "runs.db")
-    adapter, prompt = await park(shop, SIX, journal, MemoryFilesystem({}))
+    script = """
+try:
+    found = [await double(n=n) for n in range(3)]
+except RuntimeError:
+    found = []
+if found:
+    await send_mail(to="ann")
+"""
+    adapter, prompt = await park(shop, script, journal, MemoryFilesystem({}))
     await spoil(journal, lambda state: b"")
     await decide(journal)
     start = Interpreter.start
@@ -582,6 +588,91 @@ async def test_parallel_calls_are_given_their_results_in_the_recorded_order(tmp_
             continue
     assert json.loads(told_by(adapter)) == [[2, "sent to ann", 4], [20, 40, "sent to 40"]]
     assert (shop.counted, sorted(shop.mailed)) == (4, ["40", "ann"])
+
+
+async def test_the_order_in_which_calls_ended_is_recorded(tmp_path: Path):
+    """A script that begins again is given the outcomes of calls at once in the order in which it was given them before."""
+    shop, journal, released = Shop(), SqliteJournal(tmp_path / "runs.db"), asyncio.Event()
+
+    @tool(effect="pure")
+    async def be_released() -> str:
+        """Wait until somebody releases this."""
+        await released.wait()
+        return "free"
+
+    @tool(effect="pure")
+    async def release() -> str:
+        """Release what waits."""
+        released.set()
+        return "released"
+
+    shop.tools += [be_released, release]
+    script = """
+import asyncio
+
+async def slow():
+    return [await be_released(), await double(n=1)]
+
+async def fast():
+    return [await double(n=2), await release()]
+
+both = await asyncio.gather(slow(), fast())
+await send_mail(to="ann")
+both
+"""
+    adapter, prompt = await park(shop, script, journal, MemoryFilesystem({}))
+    await spoil(journal, lambda state: b"")
+    await decide(journal)
+    await adapter.resume("r", prompt)
+    assert json.loads(told_by(adapter)) == [["free", 2], [4, "released"]]
+    assert (shop.counted, shop.mailed) == (2, ["ann"])
+
+
+async def test_a_call_whose_file_others_changed_is_made_again(tmp_path: Path):
+    """If others change a file that the script had changed before its run was parked, that call is made again, and the script from its start."""
+    shop, journal = Shop(), SqliteJournal(tmp_path / "runs.db")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.md").write_text("old")
+    files = DirectoryFilesystem(tmp_path / "files")
+
+    @tool(effect="staged")
+    async def add(text: str, context: ToolContext) -> str:
+        """Add to a file, and return all of it."""
+        whole = context.filesystem.read("a.md") + text
+        context.filesystem.write("a.md", whole)
+        return whole
+
+    shop.tools.append(add)
+    script = 'text = await add(text="!")\nawait send_mail(to="ann")\ntext'
+    adapter, prompt = await park(shop, script, journal, files)
+    (tmp_path / "files" / "a.md").write_text("new")
+    await decide(journal)
+    await adapter.resume("r", prompt)
+    assert (told_by(adapter), (tmp_path / "files" / "a.md").read_text()) == ("new!", "new!")
+    assert shop.mailed == ["ann"]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+async def test_a_denied_call_stays_denied(tmp_path: Path, is_loaded: bool):
+    """A denial that the script has caught is a `PermissionError` again when its call is replayed."""
+    shop, journal = Shop(), SqliteJournal(tmp_path / "runs.db")
+    script = """
+try:
+    said = await send_mail(to="ann")
+except PermissionError:
+    said = await send_mail(to="bob")
+said
+"""
+    adapter, prompt = await park(shop, script, journal, MemoryFilesystem({}))
+    await decide(journal, approved=False)
+    with pytest.raises(RunParked):
+        await adapter.resume("r", prompt)
+    if not is_loaded:
+        await spoil(journal, lambda state: b"")
+    await decide(journal)
+    await adapter.resume("r", prompt)
+    assert told_by(adapter) == "sent to bob"
+    assert shop.mailed == ["bob"]
 
 
 async def test_a_parallel_denial_after_parking(tmp_path: Path):

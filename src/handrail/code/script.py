@@ -32,7 +32,6 @@ from handrail.code.stubs import stubs_of
 from handrail.concurrency.operation import cancel_and_await
 from handrail.errors import BlobNotFoundError, Diverged, JournalAltered, OutcomeUnknown
 from handrail.run.call import Attempt, new_call
-from handrail.run.record.format import fingerprint
 from handrail.tools import Tool, ToolResult
 from handrail.tools.result import json_of, lacks_value, shown_text
 
@@ -279,8 +278,6 @@ class Script:
         of = name if tool is None else tool.name  # a resumed run may lack the tool of a call that is over
         call = new_call(gate, of, arguments, parent=self._attempt, number=id + 1)
         inner = gate.open(call)
-        if self._log.resumed:
-            self._log.check_verb(call.place, fingerprint(inner))
         result = await gate.pass_through(call, inner)
         if result.success:
             return Outcome(_value(result))
