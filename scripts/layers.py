@@ -21,7 +21,7 @@ LAYERS = {
         4: "agent environment handoff workers skills durable runs",
         3: """models sections code
             run.entry run.redemption run.adapter run.response run.loop run.orders run.request
-            run.answer run.compaction run.conversation run.evaluation run.window
+            run.answer run.search run.compaction run.conversation run.evaluation run.window
             run.record.begin run.record.recorded_session run.record.lineage run.record.notices""",
         2: "run guard",
         1: "session prompt resources journal",

@@ -494,6 +494,9 @@ class Traits(msgspec.Struct, frozen=True):
     window: int | None = None
     """The number of tokens that a request and its answer can have together; None to look it up in the price table."""
 
+    loads_deferred: bool = False
+    """Whether the provider loads deferred tools that the result of a call names, so that a tool search needs no `call_tool`."""
+
 
 class Model(Protocol):
     """A model: it has a name, traits, and one method that returns a stream of answer parts.

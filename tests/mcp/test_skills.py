@@ -21,6 +21,7 @@ from handrail import (
     Session,
     Skills,
     ToolCall,
+    tool,
 )
 from handrail.events import ToolInvoked
 from handrail.mcp import McpTools, ToolServer
@@ -368,3 +369,22 @@ async def test_skills_are_used_only_if_they_are_wanted(docs: Docs) -> None:
     async with McpTools("docs", command=command) as section:
         assert [each.name for each in section.current_tools()] == ["echo"]
     assert docs.asked == []
+
+
+async def test_a_servers_tools_are_found_by_searching(docs: Docs) -> None:
+    """With `search=True`, the tools of a server are found, and the prompt's own tools stay listed."""
+    session, model = (
+        Session(),
+        ScriptedModel([ToolCall("call_tool", {"name": "echo", "arguments": {}}), "Done."]),
+    )
+    command = [sys.executable, str(Path(mcp_skills.__file__)), str(docs.file)]
+
+    @tool(effect="pure")
+    async def own() -> str:
+        """Do it."""
+        return "done"
+
+    async with McpTools("docs", command=command, search=True) as section:
+        await Adapter(model).evaluate(Prompt("p", [section], tools=[own]), "go", session=session)
+    assert [each.tool.name for each in model.requests[0].tools] == ["own", "search_tools", "call_tool"]
+    assert [(each.tool, each.result.render()) for each in session[ToolInvoked].all()] == [("echo", "echo")]

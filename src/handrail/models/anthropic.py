@@ -164,7 +164,9 @@ class AnthropicModel:
             "anthropic", ANTHROPIC_TAKES, provider, name, base_url, key_variable, takes, api_key
         )
         self.name = server.model
-        self.traits = Traits(price, native_output, server.takes, frozenset(ANTHROPIC_TOOLS))
+        self.traits = Traits(
+            price, native_output, server.takes, frozenset(ANTHROPIC_TOOLS), loads_deferred=True
+        )
         self._endpoint = Endpoint.of(server, {"anthropic-version": "2023-06-01", **(headers or {})}, silence)
         self._fields = {"model": name, **(options or {})}
         self._max_tokens = max_tokens

@@ -117,6 +117,9 @@ class Prompt(Generic[OutputT]):
     result_limit: int | None
     """Largest number of characters of a result that the model is shown whole; None for no limit. A tool's own limit takes precedence."""
 
+    search: bool
+    """Whether the model finds the prompt's tools by searching, rather than being sent all of them with each request."""
+
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
     """The type of the params, which all sections share, or None if no section takes params."""
     _checked: Checked = dataclasses.field(init=False, repr=False, compare=False)
@@ -140,6 +143,7 @@ class Prompt(Generic[OutputT]):
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
         result_limit: int | None = ...,
+        search: bool = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -157,6 +161,7 @@ class Prompt(Generic[OutputT]):
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
         result_limit: int | None = ...,
+        search: bool = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -174,6 +179,7 @@ class Prompt(Generic[OutputT]):
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
         result_limit: int | None = ...,
+        search: bool = ...,
     ) -> None: ...
     def __init__(
         self,
@@ -190,6 +196,7 @@ class Prompt(Generic[OutputT]):
         model_settings: Any = DEFAULT_SETTINGS,
         compact: Any = AT_THE_WINDOW,
         result_limit: Any = None,
+        search: Any = False,
     ) -> None:
         given = {
             "name": name,
@@ -204,6 +211,7 @@ class Prompt(Generic[OutputT]):
             "model_settings": model_settings,
             "compact": compact,
             "result_limit": result_limit,
+            "search": search,
         }
         for field, value in given.items():
             object.__setattr__(self, field, value)
@@ -293,7 +301,15 @@ class Prompt(Generic[OutputT]):
             )
         values = {name: getattr(taken, name) for name in checked.used}
         nodes = resolved(self.name, checked.plans, values, {"params": taken, "session": session}, principal)
-        tree = Tree(self.name, nodes, checked.tools, checked.examples, self.policies, checked.output_schema)
+        tree = Tree(
+            self.name,
+            nodes,
+            checked.tools,
+            checked.examples,
+            self.policies,
+            checked.output_schema,
+            self.search,
+        )
         return tree.rendered(tree.summaries(opened), deadline)
 
 

@@ -45,6 +45,8 @@ class SectionNode(msgspec.Struct, frozen=True):
     attachments: tuple[Attachment, ...] = ()
     live: Callable[[], tuple[AnyTool, ...]] | None = None
     """Returns the current tools, if they can change during a run; otherwise None."""
+    is_searched: bool = False
+    """Whether the model finds the section's tools by searching."""
     listed: tuple[AnyTool, ...] = ()
     """The tools that a live section lists, including those that are left out of `tools`."""
 
@@ -106,6 +108,7 @@ class Planned(msgspec.Struct, frozen=True):
             resolved(prompt, self.children, values, given, principal),
             cast("tuple[Attachment, ...]", section.attachments),
             live,
+            section.search,
             listed,
         )
 
@@ -231,6 +234,8 @@ class Tree:
         "policies",
         "prompt",
         "result_limit",
+        "search",
+        "searched",
         "secretive",
         "tools",
     )
@@ -243,6 +248,7 @@ class Tree:
         examples: str,
         policies: Sequence[ToolPolicy],
         output_schema: Schema[Any] | None,
+        search: bool = False,
     ) -> None:
         every = [*tools, *(tool for node in _all_of(nodes) for tool in node.tools)]
         kept = without_late(every)
@@ -264,6 +270,13 @@ class Tree:
         self.policies = self._scoped(policies)
         self.live = any(node.live is not None for node in self._by_path.values())
         self.every_tool = (*self.tools, *(tool for node in self._by_path.values() for tool in node.tools))
+        self.search = search
+        found = [each.tools for each in self._by_path.values() if search or each.is_searched]
+        self.searched = (
+            frozenset(id(tool) for group in (self.tools if search else (), *found) for tool in group)
+            if search or any(each.is_searched for each in self._by_path.values())
+            else None
+        )
         self.result_limit = max((tool.result_limit or 0 for tool in self.every_tool), default=0)
         answers = output_schema is not None and output_schema.secret
         self.secretive = answers or any(tool.secret for tool in self.every_tool)
@@ -290,7 +303,9 @@ class Tree:
         nodes = tuple(node.refreshed() for node in self.nodes)
         if all(map(operator.is_, nodes, self.nodes)):
             return self
-        return Tree(self.prompt, nodes, self.tools, self.examples, self.own_policies, self.output_schema)
+        return Tree(
+            self.prompt, nodes, self.tools, self.examples, self.own_policies, self.output_schema, self.search
+        )
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
         """Return the paths of all summaries among these sections and the sections that contain them."""
@@ -398,6 +413,16 @@ class RenderedPrompt(Generic[OutputT]):
     def secretive(self) -> bool:
         """Whether the output, or the arguments of any tool, can contain a secret. Tools that are not shown count too."""
         return self._tree.secretive
+
+    @property
+    def searches(self) -> bool:
+        """Whether the model finds some of the tools by searching."""
+        return self._tree.searched is not None
+
+    def is_searched(self, tool: AnyTool) -> bool:
+        """Return whether the model finds this tool by searching. Tools with secret parameters are always listed, so that secrets are
+        masked by the name under which they were written."""
+        return self._tree.searched is not None and id(tool) in self._tree.searched and not tool.secret
 
     @property
     def live(self) -> bool:

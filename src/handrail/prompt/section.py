@@ -280,6 +280,9 @@ class Section(Generic[ParamsT], abc.ABC):
     needs_files: ClassVar[bool] = False
     """Whether the section's tools need a filesystem. If so, a run without one is refused before it begins."""
 
+    search: ClassVar[bool] = False
+    """Whether the model finds the section's tools by searching. A section may set it on itself."""
+
     title: str
     key: str
     template: str

@@ -33,6 +33,7 @@ from handrail.messages import (
 )
 from handrail.run.compaction import pieces_at, sent_under
 from handrail.run.run import Run
+from handrail.run.search import CALLER, unwrapped
 from handrail.schema.problems import describe_kind
 from handrail.schema.secrets import WITHHELD
 from handrail.session import Session
@@ -342,6 +343,10 @@ class SecretMask:
         return tuple([self._call(call) for call in calls])
 
     def _call(self, call: CallAsked) -> CallAsked:
+        if call.name == CALLER:
+            inner = unwrapped(call, self._run.tools)
+            is_known = inner is not call and self._call(inner) is inner
+            return call if is_known else CallAsked(call.id, call.name, WITHHELD)
         tool = self._run.tools.get(call.name) or self._worker(call.name)
         if not tool.secret if tool is not None else call.arguments.strip() in ("", "{}"):
             return call
@@ -386,7 +391,7 @@ class SecretMask:
         """Return whether the arguments of a partial call may be shown. The name may still be incomplete."""
         tools = self._run.tools
         tool = tools.get(name)
-        if tool is None or tool.secret:
+        if tool is None or tool.secret or name == CALLER:
             return False
         return not any(each.secret and each.name.startswith(name) for each in tools.values())
 

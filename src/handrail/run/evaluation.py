@@ -41,6 +41,7 @@ from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policies, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
 from handrail.run.run import Run
+from handrail.run.search import ToolSearch
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
 from handrail.run.window import Window
@@ -168,6 +169,11 @@ class Evaluation:
             *([opener(lambda: self.rendered, settings.opens_in_place)] if rendered.closed else []),
             *([output.tool()] if output and self.answers_by_call else []),
         ]
+        self.search: ToolSearch | None = None
+        """The search for tools that are not listed; None if all are listed."""
+        if rendered.searches:
+            self.search = ToolSearch(deferring=self.model.traits.loads_deferred)
+            self._extra_tools += self.search.tools()
         large = run.large = large_results(run, prompt.result_limit, rendered, conversation)
         if large is not None:
             self._extra_tools.append(large.reader())
@@ -198,15 +204,26 @@ class Evaluation:
     def _first_offer(self, own: Sequence[Tool[Any, Any]]) -> Sent[Offered]:
         """Return the tools that the first request offers."""
         offer, extra = self.rendered.offer, self._extra_tools
-        if own is not self.rendered.tools or len(offer.toolbox.open) < len(own):
-            shown = [tool for tool in own if self.run.offers(tool)]
-            return Sent([Offered(tool) for tool in (*shown, *extra)])
+        if self.search is not None or own is not self.rendered.tools or len(offer.toolbox.open) < len(own):
+            return Sent([*map(Offered, self._listed(own)), *map(Offered, extra), *self._found_later(own)])
         if not extra:
             return offer.sent
         sent = offer.sent.copy()
         for tool in extra:
             sent.append(Offered(tool))
         return sent
+
+    def _listed(self, own: Sequence[Tool[Any, Any]]) -> list[Tool[Any, Any]]:
+        """Return those of these tools that the model may be offered and does not find by searching."""
+        return [tool for tool in own if self.run.offers(tool) and not self.rendered.is_searched(tool)]
+
+    def _found_later(self, own: Sequence[Tool[Any, Any]]) -> list[Offered]:
+        """Search the others of these tools from now on, and return them as deferred if the provider loads such tools."""
+        if self.search is None:
+            return []
+        found = [tool for tool in own if self.run.offers(tool) and self.rendered.is_searched(tool)]
+        self.search.use(found)
+        return [Offered(tool, deferred=True) for tool in found] if self.search.deferring else []
 
     def _check_policies(self, rendered: RenderedPrompt[Any]) -> None:
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
@@ -355,7 +372,13 @@ class Evaluation:
         opening, before = self.rendered.open(paths), self.rendered.provider_tools
         self.rendered = opening.rendered
         own = self._own_tools(opening.rendered)
-        shown = [tool for tool in opening.tools if tool in own and self.run.offers(tool)]
+        self._found_later(own)
+        hidden = self.search is not None and not self.search.deferring
+        shown = [
+            tool
+            for tool in opening.tools
+            if tool in own and self.run.offers(tool) and not (hidden and self.rendered.is_searched(tool))
+        ]
         self._request, self.tools = None, self.tools.copy()  # other runs may share the tools
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
@@ -380,8 +403,13 @@ class Evaluation:
         deferred = {offered.tool.name for offered in self.tools if offered.deferred}
         before = {id(offered.tool) for offered in self.tools}
         own = self._own_tools(rendered)
-        shown = [tool for tool in own if self.run.offers(tool)]
-        self.tools = Sent(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools))
+        shown = self._listed(own)
+        self.tools = Sent(
+            [
+                *(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools)),
+                *self._found_later(own),
+            ]
+        )
         self.new_tools += [tool for tool in shown if id(tool) not in before]
         self._request = None
         self.counted = (0, 0)

@@ -34,6 +34,7 @@ from handrail.run.record.notices import leave_remarks, tell_remarks, untold
 from handrail.run.request import ask_model
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
+from handrail.run.search import SEARCHER, unwrapped
 from handrail.text.raised_errors import described
 from handrail.tools import ToolResult
 from handrail.tools.result import shown_text
@@ -393,7 +394,10 @@ async def _run_calls(
     Adds the results to the conversation, unless this process no longer records the run. Raises the error that ends the
     run, if there is one, after that.
     """
-    turn = OpenTurn(evaluation.gate, calls, message_id, cut_off)
+    asked = (
+        calls if evaluation.search is None else tuple(unwrapped(call, evaluation.run.tools) for call in calls)
+    )
+    turn = OpenTurn(evaluation.gate, asked, message_id, cut_off)
     evaluation.calls += len(calls)
     if evaluation.replays and not turn.is_recorded():
         evaluation.leave_record()
@@ -410,7 +414,7 @@ async def _run_calls(
                     call.name,
                     shown_text(result),
                     not result.success,
-                    _opened(evaluation, call, result) if call.name == OPENER else (),
+                    _shown_by(evaluation, call, result),
                     result.attachments,
                 )
                 for call, result in zip(calls, results, strict=True)
@@ -423,6 +427,20 @@ async def _run_calls(
     if ending is not None:
         raise ending
     return results
+
+
+def _shown_by(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
+    """Return the names of the tools that a call's result shows to the model."""
+    if call.name == OPENER:
+        return _opened(evaluation, call, result)
+    if (
+        call.name == SEARCHER
+        and result.success
+        and evaluation.search is not None
+        and evaluation.search.deferring
+    ):
+        return tuple(result.value)
+    return ()
 
 
 def _opened(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
