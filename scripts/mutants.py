@@ -434,9 +434,16 @@ MUTANTS = [
     Mutant(
         "tool offered where nobody can play it",
         "run/evaluation.py",
-        "            shown = [tool for tool in own if self.run.offers(tool)]",
-        "            shown = list(own)",
+        "if self.run.offers(tool) and not self.rendered.is_searched(tool)]",
+        "if not self.rendered.is_searched(tool)]",
         "tests/environment/test_environments.py",
+    ),
+    Mutant(
+        "the gate sees call_tool instead of the tool that was found",
+        "run/loop.py",
+        "tuple(unwrapped(call, evaluation.run.tools) for call in calls)",
+        "calls",
+        "tests/run/test_search.py",
     ),
     # --- calls and their places ------------------------------------------------------------------------
     Mutant(
