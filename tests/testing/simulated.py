@@ -944,7 +944,11 @@ def scripting_tools(stage: Stage) -> list[AnyTool]:
     @tool(effect="idempotent")
     async def stamp(what: str, context: ToolContext) -> str:
         """Stamp something."""
-        await context.once("stamp", lambda: world.happened("stamped", what=what))
+
+        async def was_stamped() -> bool:
+            return world.count("stamped", what=what) > 0
+
+        await context.once("stamp", lambda: world.happened("stamped", what=what), probe=was_stamped)
         return what
 
     async def was_booked(params: Any, *, context: ToolContext) -> bool:
@@ -1009,8 +1013,7 @@ def scripting(stage: Stage) -> Play:
         clock=stage.clock,
         new_id=stage.new_id,
     )
-    happened = {"did 'stamp' happen": lambda _: {"happened": stage.world.count("stamped", what="second") > 0}}
-    return Play(adapter, prompt, "Begin.", Person(approve=True, answers=happened))
+    return Play(adapter, prompt, "Begin.", Person(approve=True))
 
 
 def each_inner_call_made_once(seen: Seen) -> str | None:
