@@ -90,7 +90,7 @@ def test_the_list_says_which_run_has_a_workspace_and_which_waits_for_it(journal:
     announce(journal, run["queue"])
     assert waits_for() == ["", "the workspace shelf, which tidy has"]
     [first, second] = handrail("runs", "list").splitlines()[1:]
-    assert (first.split("\t")[-2], second.split("\t")[-2]) == ("shelf", "")
+    assert (first.split("\t")[-3], second.split("\t")[-3]) == ("shelf", "")
     assert [each["workspaces"] for each in json.loads(handrail("runs", "list", "--json"))["runs"]] == [
         ["shelf"],
         [],

@@ -76,6 +76,9 @@ LARGER = {
     "/agent": (FILES, 5 * MOST_VALUES),
     "/threads/{id}/messages": (FILES, MOST_VALUES),
     "/threads/{id}/answers": (200_000, MOST_VALUES),
+    "/threads/{id}/runs/{run_id}/messages": (200_000, MOST_VALUES),
+    "/threads/{id}/runs/{run_id}/messages/{message_id}": (200_000, MOST_VALUES),
+    "/threads/{id}/runs/{run_id}/orders": (200_000, MOST_VALUES),
     "/inbox/answers": (200_000, MOST_VALUES),
     "/mcp": (200_000, 2 * MOST_VALUES),
     "/question": (200_000, MOST_VALUES),
@@ -83,6 +86,8 @@ LARGER = {
     "/v1/responses": (4 << 20, 5 * MOST_VALUES),
 }
 """The size and the number of values that each route takes, if it takes more than 4 KiB."""
+WITHOUT_BODY = ("/threads/{id}/runs/{run_id}/messages/{message_id}", "DELETE")
+"""A route that takes less than the other one with its path."""
 
 
 def routes_of(app: Any) -> Sequence[Route]:
@@ -105,7 +110,7 @@ async def test_every_route_has_a_limit(name: str, tmp_path: Path) -> None:
             assert (await send(app, method, path, b"{}"))[0] == 405  # no guard reads what no route takes
             continue
         size, values = 4096, MOST_VALUES  # what a route takes that declares nothing
-        if route.path in LARGER and (route.path, method) in taken:
+        if route.path in LARGER and (route.path, method) in taken and (route.path, method) != WITHOUT_BODY:
             larger.add(route.path)
             size, values = LARGER[route.path]
             list_of = b"[" + b",".join([b"0"] * values) + b"]"

@@ -117,6 +117,8 @@ class Activity:
     """Their cost; None if a part of it is unknown."""
     queued: dict[str, QueuedMessage] = field(default_factory=dict[str, QueuedMessage])
     """The messages that were sent to the outermost run and that its model was not told yet, by id."""
+    _settled: set[str] = field(default_factory=set[str])
+    """The ids of the messages that it was told, or that were withdrawn."""
     _thought: str = ""
     """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""
@@ -344,15 +346,21 @@ class Activity:
         tool, reason = escape_line(event.tool, _MAX_NAME), escape_line(event.reason, _MAX_REASON)
         return [Text(f"· {tool} is not offered to the model: {reason}", "dim")]
 
+    def accept(self, message: QueuedMessage) -> None:
+        """Track a message that was accepted, even if that was published already, or is not any more because the run has ended."""
+        if message.id not in self._settled:
+            self.queued[message.id] = message
+
     def on_queued(self, event: MessageQueued) -> list[Text]:
         """Track a message that was sent to the outermost run. Returns a line once it was told or withdrawn."""
         message = event.message
         if event.run_context.run_id != self.root:
             return []
         if message.state == "waiting":
-            self.queued[message.id] = message
+            self.accept(message)
             return []
         self.queued.pop(message.id, None)
+        self._settled.add(message.id)
         text = escape_line(message.text, _MAX_REASON)
         if message.state == "told":
             return [Text("» ", "bold cyan") + Text(f"told: {text}", "not bold default")]

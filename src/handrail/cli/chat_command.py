@@ -167,7 +167,7 @@ class Chat:
                 if stream is None:
                     self._unsaid.append(text)
                 else:
-                    await stream.send(text, when=when or "next step")
+                    self._view.activity.accept(await stream.send(text, when=when or "next step"))
             except (MessageRefused, RunUnknown):
                 self._unsaid.append(text)  # the run is over
             except HandrailError as error:

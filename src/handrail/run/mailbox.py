@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Mailbox:
     """The messages that wait for a run at the root. A run gets its mailbox with its first message."""
 
-    __slots__ = ("_known", "_messages", "_run", "_stopping", "waiting")
+    __slots__ = ("_known", "_messages", "_run", "_stopping", "is_over", "waiting")
 
     def __init__(self, run: Run, messages: Messages) -> None:
         self._run = run
@@ -34,6 +34,8 @@ class Mailbox:
         self._known: dict[str, QueuedMessage] | None = None
         self._stopping: CancelScope | None = None
         """The answer that is being stopped for a message; None if none is."""
+        self.is_over = False
+        """Whether the run is told nothing more, so that what still waits is left to the session's next run, and is no news."""
         self.waiting: Sequence[QueuedMessage] = ()
         """The messages that wait, as far as this process knows, in the order in which they were accepted."""
 
@@ -44,6 +46,8 @@ class Mailbox:
         """
         run = self._run
         known = await self._messages.list(run.run_context.run_id)
+        if self.is_over:
+            return
         before, self._known = self._known, {each.id: each for each in known}
         for each in known:
             # what was told or withdrawn before the run was resumed is no news

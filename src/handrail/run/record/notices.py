@@ -271,6 +271,8 @@ async def tell_nobody(run: Run, conversation: Conversation) -> None:
 
     Each is recorded as if the model were told it before its next answer: if the run is resumed after all, the model is.
     """
+    if run.mailbox is not None:
+        run.mailbox.is_over = True
     evaluation = run.model.evaluation
     place = place_after(run.log) if evaluation is None else next_remark(evaluation)
     messages = run.options.messages or run.log.journal.messages
