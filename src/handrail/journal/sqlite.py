@@ -91,7 +91,7 @@ class SqliteDatabase(Database):
                 return
 
     def changes(self) -> int | None:
-        return None if self.path == MEMORY else self._changes()
+        return self._changes() if self.watches and self.path != MEMORY else None
 
     def _changes(self) -> int:
         """Return a number that changes whenever another connection changes the file or, in memory, whenever a row is changed."""

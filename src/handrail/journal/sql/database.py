@@ -67,6 +67,8 @@ class Database:
 
     chains: Chains
     leases: Leases
+    watches = True
+    """Whether this process looks for what other processes have changed."""
     checks_indexes = False
     """Whether indexes may disagree with their tables, so that they are checked before they are relied on."""
 

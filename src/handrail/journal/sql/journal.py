@@ -33,11 +33,12 @@ class JournalClock:
 class SqlJournal(Generic[D]):
     """A journal in a database.
 
-    `watch` is the number of seconds between checks for answers from other processes; None means never.
+    `watch` is the number of seconds between checks for answers from other processes; None means never, also for cancellations.
     """
 
     def __init__(self, database: D, clock: Clock, watch: float | None) -> None:
         self._database = database
+        database.watches = watch is not None
         self.id = database.id
         self.owner = database.owner
         self.lease = database.leases.seconds
