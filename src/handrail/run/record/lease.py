@@ -173,15 +173,16 @@ class _Keeper:
     async def _keep(self) -> None:
         """Renew the leases again and again. In between, look for signals whenever another process has changed the journal."""
         queue, now = self._journal.queue, self.loop.time
-        renewed_at, seen = now(), queue.changes()
+        renewed_at, seen = now(), -1
         while True:
             left = renewed_at + self._journal.lease / 10 - now()
             await asyncio.sleep(max(0.0, left if seen is None else min(left, _LOOK_SECONDS)))
             try:
+                before, seen = seen, queue.changes()
                 if now() >= renewed_at + self._journal.lease / 10:
                     renewed_at = now()
                     await self.renew(list(self._runs))
-                elif seen != (seen := queue.changes()):
+                elif seen is not None and seen != before:
                     await self.renew(await queue.signalled())
             except Exception:
                 log.exception("the leases of this process's runs could not be renewed; will retry")
