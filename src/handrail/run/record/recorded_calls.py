@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -41,6 +41,7 @@ from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
+    from handrail.events import CallStatus
     from handrail.run.call import Attempt
     from handrail.run.run import Run
     from handrail.run.tickets import GivenTicket
@@ -67,7 +68,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     unit = log.finished(attempt.call.place)
     if unit is not None:
         await bill_tickets(attempt, log)
-        attempt.passage.status = unit.status
+        attempt.passage.status = cast("CallStatus", unit.status)
         return await _with_bytes(_replay_unit(attempt, unit), log)
     if attempt.parent is None:
         return None
