@@ -10,11 +10,10 @@ from support import ROOT
 
 
 @pytest.mark.once
-@pytest.mark.timeout(300)  # starts eight processes that import everything
 def test_each_wait_is_measured():
     """A quick run prints a positive figure for each wait."""
     command = [sys.executable, ROOT / "bench" / "waits.py", "--quick"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     heading, *rows = ended.stdout.splitlines()
     assert heading.endswith(" here")

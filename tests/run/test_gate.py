@@ -604,6 +604,7 @@ def test_only_the_gate_starts_handlers() -> None:
                 callers.add(str(file.relative_to(source)))
     # checks.py inspects the handler's signature. The others only check whether there is a handler, or where it is defined.
     look = {
+        "code/section.py",
         "tools/toolbox.py",
         "run/handlers.py",
         "handoff/halves.py",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
@@ -38,6 +39,7 @@ class ToolIndex:
     def __init__(self, tools: Sequence[AnyTool]) -> None:
         self._tools = tuple(tools)
         self._rows = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._rows.close)
         self._rows.execute(
             "CREATE VIRTUAL TABLE tools USING fts5(name, description, arguments, tokenize='porter unicode61')"
         )

@@ -6,7 +6,9 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from handrail.context import ToolContext, call_behind
 from handrail.errors import DefinitionError
@@ -22,6 +24,7 @@ A background run works on its own while you go on. You are told its end before y
 without its answer. It sees nothing of this conversation. These can be begun: {}."""
 
 _CAPABILITIES = frozenset({"agent"})
+Id = Annotated[str, Field(description="The id of the background run.")]
 
 
 def _background() -> Any:
@@ -29,34 +32,36 @@ def _background() -> Any:
 
 
 def _start(agents: Mapping[str, str], budget: Budget | None, wake: bool) -> Tool[Any, Any]:
-    @tool(effect="idempotent", capabilities=_CAPABILITIES)
-    async def background_start(agent: str, message: str, *, context: ToolContext) -> str:
-        """Begin a run in the background.
-
-        Args:
-            agent: Who works in the background.
-            message: Everything that it has to know and do.
-        """
+    @tool(effect="idempotent", capabilities=_CAPABILITIES, description="Begin a run in the background.")
+    async def background_start(
+        agent: Annotated[str, Field(description="Who works in the background.")],
+        message: Annotated[str, Field(description="Everything that it has to know and do.")],
+        *,
+        context: ToolContext,
+    ) -> str:
         named = agents.get(agent, agent.partition(":")[0])  # a model names no modules
         return f"The background run {context.spawn(named, message, budget=budget, wake=wake).id} begins."
 
     return background_start
 
 
-@tool(effect="read")
+@tool(
+    effect="read",
+    description="List the background runs that were begun in this conversation: the agent and the status of each, by its id.",
+)
 async def background_list(context: ToolContext) -> dict[str, str]:
-    """List the background runs that were begun in this conversation: the agent and the status of each, by its id."""
     return await _background().list_background(call_behind(context))
 
 
-@tool(effect="read", timeout=700.0)
-async def background_wait(id: str, seconds: float = 60.0, *, context: ToolContext) -> str:
-    """Wait for the end of a background run, and return its answer.
-
-    Args:
-        id: The id of the background run.
-        seconds: How long to wait at most.
-    """
+@tool(
+    effect="read", timeout=700.0, description="Wait for the end of a background run, and return its answer."
+)
+async def background_wait(
+    id: Id,
+    seconds: Annotated[float, Field(description="How long to wait at most.")] = 60.0,
+    *,
+    context: ToolContext,
+) -> str:
     found = await _background().find_background(call_behind(context), id)
     try:
         return await asyncio.wait_for(found.wait(), seconds)
@@ -64,26 +69,28 @@ async def background_wait(id: str, seconds: float = 60.0, *, context: ToolContex
         return f"It is still at work after {seconds:g} seconds. You are told its end."
 
 
-@tool(effect="idempotent", capabilities=_CAPABILITIES)
-async def background_say(id: str, text: str, *, context: ToolContext) -> str:
-    """Say something to a background run while it works.
-
-    Args:
-        id: The id of the background run.
-        text: What it is told before its next step.
-    """
+@tool(
+    effect="idempotent",
+    capabilities=_CAPABILITIES,
+    description="Say something to a background run while it works.",
+)
+async def background_say(
+    id: Id,
+    text: Annotated[str, Field(description="What it is told before its next step.")],
+    *,
+    context: ToolContext,
+) -> str:
     found = await _background().find_background(call_behind(context), id)
     await found.send(text, id=context.call_id)
     return "It is told before its next step."
 
 
-@tool(effect="idempotent", capabilities=_CAPABILITIES)
-async def background_cancel(id: str, *, context: ToolContext) -> str:
-    """Cancel a background run. What it has done stays.
-
-    Args:
-        id: The id of the background run.
-    """
+@tool(
+    effect="idempotent",
+    capabilities=_CAPABILITIES,
+    description="Cancel a background run. What it has done stays.",
+)
+async def background_cancel(id: Id, *, context: ToolContext) -> str:
     await (await _background().find_background(call_behind(context), id)).cancel()
     return "It is cancelled, unless it was over."
 
