@@ -110,6 +110,8 @@ class CallAnswered(msgspec.Struct, frozen=True):
     """The names of the tools that are offered from this message on."""
     attachments: tuple[Attachment, ...] = ()
     """The files that the call returned. A file that the provider does not take is described in words."""
+    definitions: str = ""
+    """The tools in `shows` as a JSON list of names, descriptions and parameters, if a search has found them."""
 
 
 class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
@@ -396,7 +398,9 @@ class Offered(msgspec.Struct, frozen=True):
 
     tool: Tool[Any, Any]
     deferred: bool = False
-    """Whether the tool belongs to a section that was opened during the conversation."""
+    """Whether a message shows the tool to the model: its section was opened during the conversation, or a search finds it."""
+    searched: bool = False
+    """Whether the model finds the tool by searching."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -416,6 +420,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     settings: ModelSettings = DEFAULT_SETTINGS
     provider_tools: tuple[ProviderTool, ...] = ()
     """The provider's own tools that the model may use. The request is refused if the model's traits lack one of their names."""
+    searcher: str = ""
+    """The name of the tool with which the model finds deferred tools; "" if there is none."""
 
 
 class Price(msgspec.Struct, frozen=True):

@@ -753,11 +753,13 @@ def test_signatures_say_what_schemas_say(schema: Any, parameters: str):
 
 
 def test_names_of_functions_are_identifiers():
-    """A name that is none gets underscores, and of two that would be one, the first has it."""
-    names = ["get-it", "get_it", "2nd", "class"]
+    """A name that is none, or that Python has itself, gets `tool_` in front. Of two that would be one, the first has it."""
+    names = ["get-it", "get_it", "2nd", "class", "list", "_own"]
     tools = [Tool(name, "Do.", params=None) for name in names]
     assert {name: each.name for name, each in function_names(tools).items()} == {
         "get_it": "get-it",
-        "_2nd": "2nd",
-        "_class": "class",
+        "tool_2nd": "2nd",
+        "tool_class": "class",
+        "tool_list": "list",
+        "tool__own": "_own",
     }

@@ -28,6 +28,7 @@ from handrail.question import Answer, Question
 from handrail.run import open_gate
 from handrail.schema import to_json
 from handrail.tools import RunMode, Tool
+from skills.test_skills import skill
 from support import PATIENCE, ROOT
 from support.parked_runs import answer_to
 
@@ -85,33 +86,11 @@ async def test_the_server(tmp_path: Path) -> None:
     (files / "template/123/data").write_text('{"id": "123"}')
     (files / "static-text").write_text("This is the content of the static text resource.")
     (files / "static-binary").write_bytes(PNG)
-    command = [
-        sys.executable,
-        "-m",
-        "handrail",
-        "mcp",
-        str(Path(__file__).with_name("conformance_app.py")),
-        "--http",
-        "--port=0",
-    ]
     options = ["--files", str(files), "--resources", "test://", "--journal", str(tmp_path / "runs.db")]
-    server = await asyncio.create_subprocess_exec(
-        *command,
-        *options,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
-    try:
-        assert server.stdout is not None
-        said = (await server.stdout.readline()).decode()
-        url = re.search(r"http://\S+", said)
-        assert url is not None, said
+    async with serving(Path(__file__).with_name("conformance_app.py"), *options) as url:
         new, old = await asyncio.gather(
-            *(run(tmp_path / each, each, "server", "--url", url[0]) for each in NOT_PASSED)
+            *(run(tmp_path / each, "server", "--url", url, "--requirements", each) for each in NOT_PASSED)
         )
-    finally:
-        server.terminate()
-        await server.wait()
     assert failed(new) == set(NOT_PASSED["2026-07-28"])
     assert failed(old) == set(NOT_PASSED["2025-11-25"])
     assert sum(name.startswith("tasks-") for name in new) == TASKS
@@ -123,18 +102,62 @@ async def test_the_client(tmp_path: Path, revision: str, count: int) -> None:
     """Every scenario for clients passes, except those that are listed."""
     milliseconds = f"{PATIENCE * 1000:.0f}"
     async with offered_clients() as command:
-        found = await run(tmp_path, revision, "client", "--command", command, "--timeout", milliseconds)
+        arguments = ["--command", command, "--timeout", milliseconds, "--requirements", revision]
+        found = await run(tmp_path, "client", *arguments)
     assert failed(found) == set(CLIENT_NOT_PASSED)
     assert len(found) == count
 
 
-async def run(folder: Path, revision: str, *arguments: str) -> dict[str, list[str]]:
-    """Run the scenarios of a revision. Returns the failed checks of each scenario."""
+SKILLS = ("sep-2640-skills-directory", "sep-2640-skills-enumeration", "sep-2640-skills-manifest")
+SKILLS_APP = """
+from pathlib import Path
+from handrail import Prompt, Skills
+
+def authenticate(request):
+    return "suite"  # which sends no token
+
+prompt = Prompt("guide", [Skills(Path(__file__).with_name("skills"))])
+"""
+
+
+async def test_a_server_with_skills(tmp_path: Path) -> None:
+    """Every scenario for servers with skills passes. The requirements of a revision don't include those of extensions."""
+    skill(tmp_path / "skills", "refunds", references__a_DOT_md="a")
+    (tmp_path / "app.py").write_text(SKILLS_APP)
+    async with serving(tmp_path / "app.py", "--journal", str(tmp_path / "runs.db")) as url:
+        for name in SKILLS:
+            found = await run(tmp_path / "results", "server", "--url", url, "--scenario", name)
+            assert found.get(name) == [], found
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Path, *options: str) -> AsyncGenerator[str]:
+    """Serve an app with `handrail mcp --http`, and yield its address."""
+    command = [sys.executable, "-m", "handrail", "mcp", str(app), "--http", "--port=0"]
+    server = await asyncio.create_subprocess_exec(
+        *command,
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    try:
+        assert server.stdout is not None
+        said = (await server.stdout.readline()).decode()
+        url = re.search(r"http://\S+", said)
+        assert url is not None, said
+        yield url[0]
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def run(folder: Path, *arguments: str) -> dict[str, list[str]]:
+    """Run scenarios of the suite. Returns the failed checks of each scenario."""
     if not (SUITE / "node").exists():
         pytest.fail("the conformance suite is not installed. Run: scripts/components")
     program = SUITE / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
     suite = await asyncio.create_subprocess_exec(
-        str(SUITE / "node"), str(program), *arguments, "--requirements", revision, "-o", str(folder),
+        str(SUITE / "node"), str(program), *arguments, "-o", str(folder),
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     await suite.wait()

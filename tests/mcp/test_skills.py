@@ -25,7 +25,7 @@ from handrail import (
 )
 from handrail.events import ToolInvoked
 from handrail.mcp import McpTools, ToolServer
-from handrail.mcp.skills import EXTENSION, OneSkill, SkillEntry, SkillList, SkillParams
+from handrail.mcp.skills import EXTENSION, FolderParams, OneSkill, SkillEntry, SkillList, SkillParams
 from handrail.testing import Person
 from mcp import Client, MCPError
 from skills.test_skills import skill
@@ -36,6 +36,10 @@ modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 
 class ListSkills(wire.PaginatedRequest[Literal["skills/list"]]):
     method: Literal["skills/list"] = "skills/list"
+
+
+class ReadFolder(wire.Request[FolderParams, Literal["resources/directory/read"]]):
+    method: Literal["resources/directory/read"] = "resources/directory/read"
 
 
 class GetSkill(wire.Request[SkillParams, Literal["skills/get"]]):
@@ -117,6 +121,38 @@ async def test_what_is_not_served_is_an_error(mode: Any, folder: Path) -> None:
 
 
 @modes
+async def test_a_folder_of_a_skill_is_listed(mode: Any, folder: Path) -> None:
+    """A folder's direct children are listed, folders as such. What is no folder of a skill is an error."""
+    server = ToolServer(Prompt("guide", [Skills(folder)]))
+    async with Client(server.server, mode=mode) as client:
+
+        async def children(uri: str) -> list[tuple[str, str, str | None]]:
+            request = ReadFolder(params=FolderParams(uri=uri))
+            found = await client.session.send_request(request, wire.ListResourcesResult)
+            return [(str(each.uri), each.name, each.mime_type) for each in found.resources]
+
+        assert await children("skill://refunds") == [
+            ("skill://refunds/SKILL.md", "SKILL.md", "text/markdown"),
+            ("skill://refunds/references", "references", "inode/directory"),
+        ]
+        assert await children("skill://refunds/references") == [
+            ("skill://refunds/references/a.md", "a.md", "text/markdown")
+        ]
+        for wrong in (
+            "skill://other",
+            "skill://refunds/SKILL.md",
+            "skill://refunds/references/",
+            "skill://refunds/none",
+            "skill://letters/.git",
+            "skill://letters/..",
+            "file:///etc",
+        ):
+            with pytest.raises(MCPError, match="no folder is served") as refused:
+                await children(wrong)
+            assert refused.value.code == wire.INVALID_PARAMS
+
+
+@modes
 async def test_skills_and_files_are_resources_together(mode: Any, folder: Path) -> None:
     """A server that serves files too lists each skill once, before the files, and reads both."""
     files = MemoryFilesystem()
@@ -150,7 +186,7 @@ async def test_a_changed_skill_is_listed_as_it_is_now(folder: Path) -> None:
 async def test_only_a_server_with_skills_declares_the_extension(folder: Path) -> None:
     """A client of the version that has extensions sees it, and a server without skills knows no such method."""
     async with Client(ToolServer(Prompt("guide", [Skills(folder)])).server) as client:
-        assert (client.server_capabilities.extensions or {})[EXTENSION] == {}
+        assert (client.server_capabilities.extensions or {})[EXTENSION] == {"directoryRead": True}
         assert client.server_capabilities.resources is not None
     server = ToolServer(Prompt("guide", "Guide."))
     async with Client(server.server) as client:

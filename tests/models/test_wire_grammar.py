@@ -47,11 +47,36 @@ GOOD: dict[str, dict[str, Any]] = {
                 "role": "assistant",
                 "content": [{"type": "output_text", "text": "x", "annotations": []}],
             },
+            {
+                "type": "tool_search_call",
+                "call_id": "s",
+                "execution": "client",
+                "status": "completed",
+                "arguments": {"query": "g"},
+            },
+            {
+                "type": "tool_search_output",
+                "call_id": "s",
+                "execution": "client",
+                "status": "completed",
+                "tools": [
+                    {
+                        "type": "function",
+                        "name": "g",
+                        "description": "G.",
+                        "parameters": SCHEMA,
+                        "defer_loading": True,
+                    }
+                ],
+            },
+            {"type": "function_call", "call_id": "g", "name": "g", "namespace": "g", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "g", "output": ""},
         ],
         "tools": [
             {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
             {"type": "web_search", "filters": {"allowed_domains": ["a.com"]}},
             {"type": "file_search", "vector_store_ids": ["vs"]},
+            {"type": "tool_search", "execution": "client", "description": "Find.", "parameters": SCHEMA},
         ],
     },
     "messages": {
@@ -151,6 +176,14 @@ def hosted(tool: dict[str, Any]) -> Callable[[Any], None]:
 CALL = ("messages", 2, "tool_calls", 0)
 USE = ("messages", 1, "content", 1)
 FUNCTION = ("contents", 1, "parts", 1, "functionCall")
+
+
+def deferred(request: Any) -> None:
+    request["tools"][0]["defer_loading"] = True
+    del request["tools"][3], request["input"][7:]
+
+
+OUTPUT = {"type": "function_call_output", "output": ""}
 DECLARED = ("tools", 0, "functionDeclarations", 0)
 BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("chat", "does not match", put(*CALL, "function", "name", "multi_tool_use.parallel")),
@@ -249,6 +282,23 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("responses", "max_uses is unknown", put("tools", 1, "max_uses", 3)),
     ("responses", "vector_store_ids is missing", drop("tools", 2, "vector_store_ids")),
     ("responses", "two of the provider's tools", lambda r: r["tools"].append(r["tools"][1])),
+    ("responses", "tool_search.description is not a text", drop("tools", 3, "description")),
+    ("responses", "tool_search has no schema", drop("tools", 3, "parameters")),
+    ("responses", "a search without tool_search", drop("tools", 3)),
+    ("responses", "deferred tools require tool_search", deferred),
+    ("responses", "arguments is not an object", put("input", 7, "arguments", "{}")),
+    ("responses", "comes before the results of ['s']", drop("input", 8)),
+    ("responses", "is the output of no search", put("input", 8, "call_id", "a")),
+    ("responses", "is no output of a search", put("input", 8, {**OUTPUT, "call_id": "s"})),
+    ("responses", "tools is not a list", put("input", 8, "tools", None)),
+    ("responses", "no deferred function", drop("input", 8, "tools", 0, "defer_loading")),
+    ("responses", "tools has no schema of an object", put("input", 8, "tools", 0, "parameters", {})),
+    ("responses", "missing namespace for function_call 'g'", drop("input", 9, "namespace")),
+    (
+        "messages",
+        "the reference to 'g' has no corresponding tool definition",
+        put("messages", 2, "content", 0, "content", [{"type": "tool_reference", "tool_name": "g"}]),
+    ),
     ("messages", "is named 'search'", hosted({"type": "web_search_20250305", "name": "search"})),
     ("messages", "name is missing", hosted({"type": "code_execution_20250825"})),
     (

@@ -133,7 +133,7 @@ def test_a_provider_that_loads_tools_is_sent_all_of_them_deferred() -> None:
     assert isinstance(results, ToolMessage)
     assert results.results[0].shows[0] == "send_mail"
     assert calls[1].result.success
-    sent_message = anthropic._message(model.traits.takes, "messages", results)
+    sent_message = anthropic._message(model.traits.takes, "messages", frozenset(), results)
     assert b'{"type":"tool_reference","tool_name":"send_mail"}' in sent_message
 
 

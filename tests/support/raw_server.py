@@ -40,16 +40,23 @@ class Raw:
                     body = await reader.readexactly(length)
                     self.bodies.append(json.loads(body))
                     note(head.split(b" ")[1].decode(), body)
-                answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-                for piece in answer.split(b"<pause>"):
+                answer = await self.answer()
+                whole, cut, _ = answer.partition(b"<cut>")
+                for piece in whole.split(b"<pause>"):
                     writer.write(piece)
                     await writer.drain()
                     for _ in range(10):  # lets the client process what was sent
                         await asyncio.sleep(0)
+                if cut:
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
+
+    async def answer(self) -> bytes:
+        """Return the bytes that answer the newest request. At `<cut>`, the connection is closed."""
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
     def close(self) -> None:
         for writer in self._writers:

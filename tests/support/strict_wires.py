@@ -58,16 +58,16 @@ _ANTHROPIC = anthropic.AnthropicModel("m", key_variable=None)
 
 
 def bodies(request: ModelRequest) -> dict[str, bytes]:
-    """Return the encoded body of a request, by wire."""
+    """Return the encoded bodies of a request, by wire. Only the wires that load deferred tools are sent such tools."""
     fields = {"model": "m"}
     # Settings and providers' tools are left out, because a wire refuses those that it does not have.
     request = msgspec.structs.replace(request, settings=DEFAULT_SETTINGS, provider_tools=())
-    return {
-        "chat": openai._body(fields, request, Quirks(), "chat:openai"),
-        "responses": responses._body(fields, request, "responses:openai"),
-        "messages": _ANTHROPIC._body(request),
-        "gemini": _GEMINI._body(request),
-    }
+    body = responses._body(fields, request, "responses:openai", searcher=request.searcher)
+    loading = {"responses": body, "messages": _ANTHROPIC._body(request)}
+    if request.searcher:
+        return loading
+    chat = openai._body(fields, request, Quirks(), "chat:openai")
+    return {**loading, "chat": chat, "gemini": _GEMINI._body(request)}
 
 
 def check_everywhere(request: ModelRequest) -> list[str]:

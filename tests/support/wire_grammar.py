@@ -21,7 +21,12 @@ Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
 Responses, https://platform.openai.com/docs/api-reference/responses/create:
   items message, function_call, function_call_output and reasoning; `call_id` has at most 64 characters
   (https://github.com/decolua/9router/issues/393); a reasoning item is followed by the message or call that it led to
-  (https://platform.openai.com/docs/guides/reasoning#keeping-reasoning-items-in-context).
+  (https://platform.openai.com/docs/guides/reasoning#keeping-reasoning-items-in-context). Tool search,
+  https://developers.openai.com/api/docs/guides/tools-tool-search: a search that the client runs has a description and a
+  schema, its `tool_search_call` has an object as arguments, and is answered by a `tool_search_output` with deferred
+  functions; deferred functions in the list of tools require the tool `tool_search`
+  (https://github.com/pydantic/pydantic-ai/pull/6080); a call of a loaded function names the namespace of its name
+  (https://github.com/dust-tt/dust/pull/31323).
 
 Messages, https://platform.claude.com/docs/en/api/messages and
 https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls:
@@ -30,7 +35,8 @@ https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls:
   (https://github.com/jlevy/markform/issues/153); thinking is signed, and never the last block
   (https://github.com/tailcallhq/forgecode/issues/2107); a result of one of the provider's own tools follows its call,
   and a call without a result is in the last message or beside calls that have their own results
-  (https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools); at most 32 MB.
+  (https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools); a reference names a tool of the request
+  (https://platform.claude.com/docs/en/agents-and-tools/tool-use/tool-search-tool); at most 32 MB.
 
 Providers accept back what they sent. So fields that servers add to chat completions (see ADDED), and the items and
 blocks of a provider's own tools, are accepted with any content. A name that begins with `x_` stands for one that is not
@@ -67,7 +73,7 @@ MOST_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID = {"chat": re.compile(r".{1,40}", re.DOTALL), "responses": re.compile(r".{1,64}", re.DOTALL)}
 _ID["messages"] = re.compile(r"[a-zA-Z0-9_-]+")
-_PROVIDER_ITEMS = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
+_PROVIDER_ITEMS = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction", "tool_search_output"})
 """Types of items that a provider's own features add to its responses, besides those that end with `_call`."""
 _ID["gemini"] = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 _PATHS = {"/chat/completions": "chat", "/responses": "responses", "/v1/messages": "messages"}
@@ -252,6 +258,7 @@ _HOSTED_TOOLS = {
         "web_search": ("type", "filters search_context_size user_location external_web_access"),
         "code_interpreter": ("type container", ""),
         "file_search": ("type vector_store_ids", "max_num_results filters ranking_options"),
+        "tool_search": ("type", "execution description parameters"),
     },
     "messages": {
         "web_search_20250305": (
@@ -476,26 +483,30 @@ def _responses(request: dict[str, Any]) -> Iterator[str]:
     if "instructions" in request:
         yield from _text("instructions", request["instructions"])
     pairs = _Pairs()
+    search = _ToolSearch(request)
+    yield from search.tools()
     calling = False
     for number, item in enumerate(items):
         where = f"input[{number}]"
         kind: Any = (
             item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
         )
-        if kind == "function_call_output":
+        if kind == "function_call_output" or (kind == "tool_search_output" and search.is_own(item)):
             calling = False
         elif not calling:
             yield from pairs.close(where)
         match kind:
             case "function_call":
                 calling = True
-                yield from _fields(where, item, "type call_id name arguments", "id status")
+                yield from _fields(where, item, "type call_id name arguments", "id status namespace")
+                yield from search.function_call(where, item)
                 yield from _id("responses", f"{where}.call_id", item.get("call_id"))
                 yield from pairs.call(where, item.get("call_id"))
                 yield from _name(f"{where}.name", item.get("name"))
                 yield from _arguments(f"{where}.arguments", item.get("arguments"))
             case "function_call_output":
                 yield from _fields(where, item, "type call_id output", "id status")
+                yield from search.other_output(where, item)
                 if isinstance(item.get("output"), list):
                     yield from _responses_message(where, {"role": "user", "content": item["output"]})
                 else:
@@ -516,11 +527,77 @@ def _responses(request: dict[str, Any]) -> Iterator[str]:
                     or follows.get("type") in _PROVIDER_ITEMS
                 ):
                     yield f"{where} is reasoning without the item that follows it"
+            case "tool_search_call" if search.is_own(item):
+                calling = True
+                yield from search.call(where, item)
+                yield from pairs.call(where, item.get("call_id"))
+            case "tool_search_output" if search.is_own(item):
+                yield from search.output(where, item)
+                yield from pairs.result(where, item.get("call_id"))
             case str() if kind.endswith("_call") or kind.startswith("x_") or kind in _PROVIDER_ITEMS:
                 calling = calling or bool(pairs)
             case _:
                 yield f"{where}.type is {kind!r}"
     yield from pairs.close("the end")
+
+
+class _ToolSearch:
+    """Checks the searches for tools that the client runs, and the calls of the functions that they have loaded."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        listed = _list(request, "tools")
+        self._tools: list[dict[str, Any]] = [tool for tool in listed if isinstance(tool, dict)]
+        self._calls: set[Any] = set()
+        self._loaded: set[Any] = set()
+
+    def is_own(self, item: Any) -> bool:
+        """Return whether the client runs the search that an item belongs to."""
+        return item.get("execution") == "client"
+
+    def tools(self) -> Iterator[str]:
+        searches = [tool for tool in self._tools if tool.get("type") == "tool_search"]
+        for tool in searches:
+            if self.is_own(tool):
+                yield from _text("tool_search.description", tool.get("description"))
+                if (tool.get("parameters") or {}).get("type") != "object":
+                    yield "tool_search has no schema of an object"
+        if not searches and any(tool.get("defer_loading") for tool in self._tools):
+            yield "deferred tools require tool_search"
+
+    def call(self, where: str, item: Any) -> Iterator[str]:
+        yield from _fields(where, item, "type call_id execution arguments", "id status created_by")
+        yield from _id("responses", f"{where}.call_id", item.get("call_id"))
+        if not isinstance(item.get("arguments"), dict):
+            yield f"{where}.arguments is not an object"
+        if not any(tool.get("type") == "tool_search" for tool in self._tools):
+            yield f"{where} is a search without tool_search"
+        self._calls.add(item.get("call_id"))
+
+    def output(self, where: str, item: Any) -> Iterator[str]:
+        yield from _fields(where, item, "type call_id execution tools", "id status")
+        if item.get("call_id") not in self._calls:
+            yield f"{where} is the output of no search"
+        for tool in _list(item, "tools"):
+            yield from _fields(
+                f"{where}.tools", tool, "type name description parameters defer_loading", "strict"
+            )
+            yield from _name(f"{where}.tools.name", tool.get("name"))
+            if tool.get("type") != "function" or tool.get("defer_loading") is not True:
+                yield f"{where}.tools has a tool that is no deferred function"
+            if (tool.get("parameters") or {}).get("type") != "object":
+                yield f"{where}.tools has no schema of an object"
+            self._loaded.add(tool.get("name"))
+        if not isinstance(item.get("tools"), list):
+            yield f"{where}.tools is not a list"
+
+    def other_output(self, where: str, item: Any) -> Iterator[str]:
+        if item.get("call_id") in self._calls:
+            yield f"{where} is no output of a search"
+
+    def function_call(self, where: str, item: Any) -> Iterator[str]:
+        name = item.get("name")
+        if name in self._loaded and item.get("namespace") != name:
+            yield f"{where}: missing namespace for function_call {name!r}"
 
 
 def _responses_message(where: str, item: Any) -> Iterator[str]:
@@ -600,6 +677,23 @@ def _messages(request: dict[str, Any]) -> Iterator[str]:
         else:
             yield f"{where}.role is {role!r}"
     yield from pairs.close("the end")
+    offered = {tool.get("name") for tool in _list(request, "tools") if isinstance(tool, dict)}
+    for name in _referenced(messages):
+        if name not in offered:
+            yield f"the reference to {name!r} has no corresponding tool definition"
+
+
+def _referenced(value: Any) -> Iterator[Any]:
+    """Yield the names of the tools that messages refer to."""
+    if isinstance(value, dict):
+        found = cast("dict[str, Any]", value)
+        if found.get("type") == "tool_reference":
+            yield found.get("tool_name")
+        elif found.get("type") != "tool_use":  # the model writes its input
+            yield from _referenced([found.get("content")])
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _referenced(each)
 
 
 def _said_by_user(where: str, content: list[Any], pairs: _Pairs, hosted: _Hosted) -> Iterator[str]:

@@ -30,19 +30,9 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from testing.simulated import (
-    BEGETTING,
-    DECIDING,
-    DELIVERING,
-    ERRANDS,
-    EXPIRING,
-    READING,
-    REMARKING,
-    SCRIPTING,
-    SHOPPING,
-    STEERING,
-    Colour,
-)
+from testing.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, SHOPPING, Colour
+from testing.simulated_messages import BEGETTING, READING, REMARKING, STEERING
+from testing.simulated_scripts import LOADING, SCRIPTING, SEARCHING
 from testing.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
@@ -154,6 +144,16 @@ def test_scripts_survive_it():
     """Whenever the process dies, a script goes on with what its calls have returned, and each of them is made once."""
     every = 1 if ALL else 6
     report = crashed(SCRIPTING, write_every=every, step_every=40 * FEWER, overtaken_every=60, parked_every=80)
+    report.assert_kept()
+    assert report.tried["parked at step"] > 2
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scenario", [SEARCHING, LOADING], ids=lambda scenario: scenario.name)
+def test_found_tools_survive_it(scenario: Scenario):
+    """Whenever the process dies, tools that were found are called once, and each request is byte for byte as without a crash."""
+    every = 1 if ALL else 8
+    report = crashed(scenario, write_every=every, step_every=40 * FEWER, overtaken_every=80, parked_every=80)
     report.assert_kept()
     assert report.tried["parked at step"] > 2
 

@@ -11,11 +11,11 @@ import contextlib
 import hashlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from importlib import import_module, metadata, util
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -30,6 +30,9 @@ _BACKSTOP = 5.0
 """Seconds beyond its own limit after which a worker that does not answer is killed."""
 _LONGEST_ERROR = 4_000
 _RECURSION = 200
+_LEAVES = frozenset({int, float, bool, type(None)})
+_BYTES_OF_ONE = 16
+"""The bytes of a value, at least, in the interpreter's memory."""
 
 
 def check_installed() -> None:
@@ -246,7 +249,7 @@ class Interpreter:
             while True:
                 self.suspensions += 1
                 if isinstance(at, monty.MontyComplete):
-                    return Ended(_plain(at.output))
+                    return Ended(self._plain(at.output))
                 if self.suspensions > self._limits.suspensions:
                     raise ScriptError(f"it turned to its host more than {self._limits.suspensions} times.")
                 if isinstance(at, monty.FutureSnapshot):
@@ -258,7 +261,7 @@ class Interpreter:
                 elif at.function_name not in self._functions:
                     at = at.resume(Outcome(error="NameError", message=_undefined(at.function_name)).answer)
                 else:
-                    return Called(at.call_id, at.function_name, bool(at.args), _arguments(at.kwargs))
+                    return Called(at.call_id, at.function_name, bool(at.args), self._arguments(at.kwargs))
                 self._at = at
         except monty.MontyError as error:
             self._fail(error)
@@ -271,6 +274,22 @@ class Interpreter:
 
         function.__name__ = function.__qualname__ = at.variable_name
         return at.resume(value=function)
+
+    def _arguments(self, given: dict[str, Any]) -> str:
+        try:
+            return to_json(given).decode() if _fits(given, self._limits.memory) else ""
+        except Exception:  # the script's own objects have no JSON
+            return ""
+
+    def _plain(self, value: Any) -> Any:
+        """Return the script's value if it is plain data, and otherwise as text."""
+        if not _fits(value, self._limits.memory):
+            raise ScriptError(f"its last value has more than {self._limits.memory:,} bytes, written out.")
+        try:
+            to_json(value)
+        except Exception:  # the script's own objects, or an infinite number
+            return repr(value)
+        return value
 
     def _fail(self, error: Any) -> NoReturn:
         monty, limits = self._monty, self._limits
@@ -299,17 +318,26 @@ def _undefined(name: str) -> str:
     return f"name {name!r} is not defined: no tool is offered by that name"
 
 
-def _arguments(given: dict[str, Any]) -> str:
-    try:
-        return to_json(given).decode()
-    except Exception:  # the script's own objects have no JSON
-        return ""
+def _fits(value: Any, most: int) -> bool:
+    """Return whether a value has at most about this many bytes, written out.
 
-
-def _plain(value: Any) -> Any:
-    """Return the script's value if it is plain data, and otherwise as text."""
-    try:
-        to_json(value)
-    except Exception:  # the script's own objects, or an infinite number
-        return repr(value)
-    return value
+    A list that contains the same list many times takes little memory in the script, and grows without bound when it is written.
+    """
+    rest: list[Any] = [value]
+    left = most
+    while rest and left >= 0:
+        each = rest.pop()
+        if isinstance(each, str | bytes):
+            left -= len(each)
+            continue
+        inner: list[Any]
+        if isinstance(each, dict):
+            found = cast("dict[Any, Any]", each)
+            inner = [*found.keys(), *found.values()]
+        elif isinstance(each, list | tuple | set | frozenset):
+            inner = list(cast("Collection[Any]", each))
+        else:
+            inner = [getattr(each, "attributes", None)]  # those of an object of a script's own class
+        left -= _BYTES_OF_ONE * len(inner)
+        rest += [one for one in inner if type(one) not in _LEAVES]
+    return left >= 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ from handrail.tools import Tool, ToolResult
 from handrail.tools.result import json_of, lacks_value, shown_text
 
 log = logging.getLogger("handrail.code")
+
+_WORD = re.compile(r"\w+")
 
 _ERRORS = {"denied": "PermissionError", "invalid": "ValueError", "timed out": "TimeoutError"}
 """The exceptions that failed calls raise in a script, by status. Any other is a `RuntimeError`."""
@@ -150,9 +153,10 @@ class Script:
     # Beginning.
 
     async def _open(self) -> Interpreter:
+        words = dict.fromkeys(_WORD.findall(self._code))  # a script can't call what it does not name
         self._interpreter = Interpreter(
             self._limits,
-            stubs=stubs_of(self._functions),
+            stubs=stubs_of({name: self._functions[name] for name in words if name in self._functions}),
             now=datetime.fromtimestamp(self._noted.at, UTC),
             seed=self._attempt.call.key,
             functions=frozenset(self._functions),
@@ -227,7 +231,11 @@ class Script:
             if self._made > self._limits.calls:
                 raise ScriptError(f"it made more than {self._limits.calls} calls.")
             if step.has_positional or not step.arguments:
-                wrong = "takes keyword arguments only" if step.has_positional else "takes only plain data"
+                wrong = (
+                    "takes keyword arguments only"
+                    if step.has_positional
+                    else "takes only plain data that is not too large"
+                )
                 refused = Outcome(error="TypeError", message=f"{step.name}() {wrong}")
                 step = await interpreter.refuse(refused)
             else:

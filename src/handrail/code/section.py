@@ -17,6 +17,7 @@ from handrail.prompt import OPENER, MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.run.call import attempt_of
 from handrail.run.large_results import READER
+from handrail.run.search import SearchTool
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool, ToolResult
 
@@ -26,8 +27,10 @@ _PRINTED = 2_000
 
 _TEMPLATE = """\
 `run_script` runs a Python script that calls the other tools. Use it if you need several calls and only pass their results on, filter
-them or count them. In a script, each tool is an async function that takes keyword arguments: `found = await search(query="x")`. A `-`
-in a tool's name becomes `_`. Several calls run at once with `await asyncio.gather(first(a=1), second(b=2))`.
+them or count them. In a script, each tool is an async function that takes keyword arguments: `pages = await look_up(query="x")`. A `-`
+in a tool's name becomes `_`, and a name that Python has itself gets `tool_` in front: `tool_list`. Tools that you find by searching
+are functions too, by their own names: search before you write the script. Several calls run at once with
+`await asyncio.gather(first(a=1), second(b=2))`.
 
 - A call returns the tool's value as plain data: text, numbers, lists and dicts. A call that fails raises an exception, a denied one
   `PermissionError`.
@@ -85,7 +88,8 @@ def script_tool(limits: Limits) -> Tool[Any, Any]:
 
 def _is_offered(tool: Tool[Any, Any]) -> bool:
     """Return whether scripts can call a tool. They can't pass secrets, because what a script does is recorded."""
-    return tool.handler is not None and not (tool.secret or tool.spans or tool.name in (OPENER, READER))
+    for_the_model = tool.spans or isinstance(tool, SearchTool) or tool.name in (OPENER, READER)
+    return tool.handler is not None and not (tool.secret or for_the_model)
 
 
 @checked_arguments
@@ -93,10 +97,14 @@ def _is_offered(tool: Tool[Any, Any]) -> bool:
 class CodeMode(MarkdownSection[Any]):
     """A section with the tool `run_script`, for scripts in which a model calls the run's other tools.
 
+    Scripts can also call tools that the model finds by searching. `run_script` itself is always listed.
+
     Every call in a script passes the gate, and the script is one call: if it fails, everything it did is undone. `memory` is in
     bytes, `seconds` are those of computing, `calls` is the number of calls in one script, and `output` the bytes that it may print.
     Needs `pip install 'handrail[code]'`, and raises `DefinitionError` without it.
     """
+
+    search: ClassVar[bool | None] = False
 
     def __init__(
         self,

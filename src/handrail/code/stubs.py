@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -32,12 +33,16 @@ Schema = Mapping[str, Any]
 
 
 def function_names(tools: Iterable[Tool[Any, Any]]) -> dict[str, Tool[Any, Any]]:
-    """Return the tools by the names that they have in scripts, which are identifiers. If two would have one name, the first has it."""
+    """Return the tools by the names that they have in scripts. If two would have one name, the first has it.
+
+    The names are identifiers, and take none from Python: a script needs `list` even if a tool is called that.
+    """
     named: dict[str, Tool[Any, Any]] = {}
     for tool in tools:
         name = tool.name.replace("-", "_")
-        if not name.isidentifier() or keyword.iskeyword(name):
-            name = f"_{name}"
+        taken = keyword.iskeyword(name) or hasattr(builtins, name)
+        if taken or not name.isidentifier() or name.startswith("_"):  # a stub exports no `_name`
+            name = f"tool_{name}"
         named.setdefault(name, tool)
     return named
 

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError
 from handrail.concurrency.threads import run_in_thread
 from handrail.context import ToolContext
 from handrail.errors import FileError
+from handrail.events import SkillUsed
 from handrail.guard.policy import CheckOnly
 from handrail.mcp.connection import ServerLost, ServerUnavailable, log
 from handrail.mcp.skills import (
@@ -35,6 +36,7 @@ from handrail.mcp.skills import (
 from handrail.protocols import PolicyDecision
 from handrail.resources.paths import parse_file_path
 from handrail.resources.shell import Shell
+from handrail.run.call import announce
 from handrail.sections.files import PAGE_LINES
 from handrail.skills.section import (
     Arguments,
@@ -277,6 +279,7 @@ def skill_tools(
         *,
         context: ToolContext,
     ) -> ToolResult[str]:
+        announce(context, SkillUsed, skill, "", "" if path == SKILL_FILE else path)
         return await skills_of(context).read(skill, path, from_line, lines)
 
     @tool(

@@ -12,6 +12,7 @@ from mcp.server.lowlevel.server import Server
 from pydantic import BaseModel
 
 from handrail.concurrency.threads import run_in_thread
+from handrail.content import guess_type
 from handrail.mcp.offers import FileResources, content_result, not_found
 from handrail.prompt import Section
 from handrail.prompt.section import walk
@@ -26,6 +27,12 @@ SCHEME = "skill://"
 
 class SkillParams(wire.RequestParams):
     """The params of `skills/get`."""
+
+    uri: str
+
+
+class FolderParams(wire.PaginatedRequestParams):
+    """The params of `resources/directory/read`."""
 
     uri: str
 
@@ -85,9 +92,10 @@ class ServedSkills:
 
     def declare(self, server: Server[Any]) -> None:
         """Add the extension and its methods to a server."""
-        server.extensions[EXTENSION] = {}
+        server.extensions[EXTENSION] = {"directoryRead": True}
         server.add_request_handler("skills/list", wire.PaginatedRequestParams, self._list)
         server.add_request_handler("skills/get", SkillParams, self._get)
+        server.add_request_handler("resources/directory/read", FolderParams, self._folder)
 
     async def resources(self, request: Any, params: Any) -> wire.ListResourcesResult:
         """Return the `SKILL.md` of each skill on the first page, before the files."""
@@ -130,6 +138,15 @@ class ServedSkills:
             raise MCPError(wire.INVALID_PARAMS, f"no skill is served at {params.uri}")
         return OneSkill(skill=entry)
 
+    async def _folder(self, request: Any, params: FolderParams) -> wire.ListResourcesResult:
+        """Return what is directly in a skill's folder, or in a folder in it."""
+        name, _, path = unquote(params.uri.removeprefix(SCHEME)).partition("/")
+        skill = await self._current(name) if params.uri.startswith(SCHEME) else None
+        children = [] if skill is None else _children_of(skill, path)
+        if not children or params.uri.endswith("/"):
+            raise MCPError(wire.INVALID_PARAMS, f"no folder is served at {params.uri}")
+        return wire.ListResourcesResult(resources=children)
+
     async def _current(self, name: str) -> Skill | None:
         known = self._skills.get(name)
         if known is None:
@@ -143,6 +160,21 @@ class ServedSkills:
 
 def _uri(skill: Skill, path: str = SKILL_FILE) -> str:
     return f"{SCHEME}{skill.name}/{quote(path)}"
+
+
+def _children_of(skill: Skill, path: str) -> list[wire.Resource]:
+    """Return the files and folders directly in one of a skill's folders; [] if it has no such folder."""
+    above = f"{path}/" if path else ""
+    found = (each.removeprefix(above).partition("/") for each in skill.files if each.startswith(above))
+    children = {name: bool(below) for name, below, _ in found}
+    return [
+        wire.Resource(
+            uri=_uri(skill, above + name),
+            name=name,
+            mime_type="inode/directory" if is_folder else guess_type(b"", name),
+        )
+        for name, is_folder in children.items()
+    ]
 
 
 def _entry_of(skill: Skill) -> SkillEntry | None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from handrail.messages import (
     DEFAULT_SETTINGS,
     AssistantMessage,
@@ -35,7 +37,7 @@ from handrail.messages import (
 )
 from handrail.models.blocks import decode, emptied, encode, joined, parsed_input, with_calls
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object, value_text
-from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, text_json
+from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, names_in, text_json
 from handrail.models.media import ANTHROPIC_TAKES, EMPTY, anthropic_blocks, kept_data, said_in_words
 from handrail.models.providers import server_of
 from handrail.models.request_settings import (
@@ -172,7 +174,6 @@ class AnthropicModel:
         self._max_tokens = max_tokens
         self._cache = cache
         self._wire = f"{WIRE}:{provider}"
-        self._encode = encoder(_message, server.takes, self._wire)
         self._between = partial(_between, self._wire)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -199,13 +200,14 @@ class AnthropicModel:
         if request.output is not None:
             wanted = {"type": "json_schema", "schema": _held(request.output.json_schema)}
             merge_fields(more, {"output_config": {"format": wanted}})
-        said: bytes | bytearray = request.messages.encoded(self._encode, self._between)
+        encode_message = encoder(_message, self.traits.takes, self._wire, _gone(request))
+        said: bytes | bytearray = request.messages.encoded(encode_message, self._between)
         mark = more["cache_control"] if self._cache else None
         if mark is not None:
-            said = marked_messages(request.messages, said, self._encode, mark)
+            said = marked_messages(request.messages, said, encode_message, mark)
         written: dict[str, tuple[bytes | bytearray, ...]] = {"messages": (b"[", said, b"]")}
         if len(request.messages) and not isinstance(request.messages[0], UserMessage):
-            first = self._encode(UserMessage(""))  # the API requires a user's message first
+            first = encode_message(UserMessage(""))  # the API requires a user's message first
             written["messages"] = (b"[", first, b",", said, b"]")
         has_system = bool(request.system.strip())
         if has_system:
@@ -253,10 +255,28 @@ def _tool(offered: Offered) -> bytes:
     return encode({**fields, "defer_loading": True} if offered.deferred else fields)
 
 
-def _message(takes: Takes, wire: str, message: Message) -> bytes:
+def _gone(request: ModelRequest) -> frozenset[str]:
+    """Return the names of tools that a message shows and the request does not offer. The API refuses references to them."""
+    shown = names_in(request.messages, _shown)
+    return shown and shown - {offered.tool.name for offered in request.tools}
+
+
+def _shown(message: Message) -> bytes:
+    """Return the names of the tools that a message shows, separated by commas."""
+    results = message.results if isinstance(message, ToolMessage) else ()
+    return ",".join(name for each in results for name in each.shows).encode()
+
+
+def _message(takes: Takes, wire: str, gone: frozenset[str], message: Message) -> bytes:
     if isinstance(message, ToolMessage):
-        results = [_result(each, takes) for each in message.results]
-        opened = [block for each in message.results if each.shows for block in _content(each, takes)]
+        answered = message.results
+        if gone:
+            answered = [
+                replace(each, shows=tuple(name for name in each.shows if name not in gone))
+                for each in answered
+            ]
+        results = [_result(each, takes) for each in answered]
+        opened = [block for each in answered if each.shows for block in _content(each, takes)]
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
         return encode({"role": "assistant", "content": _blocks(message, takes, wire)})
@@ -336,7 +356,11 @@ def _blocks(message: AssistantMessage, takes: Takes, wire: str) -> list[Any]:
     ]
     kept = kept_data(message, wire)
     if kept is not None:
-        back = [block for block in with_calls(kept, calls, "tool_use") if _is_accepted(block)]
+        back = [
+            block
+            for block in with_calls(kept, calls, lambda block: block["type"] == "tool_use")
+            if _is_accepted(block)
+        ]
         if back and back[-1]["type"] in _THINKING:
             back.append(_text_block(""))  # the API refuses thinking as the last block
         if back:

@@ -17,7 +17,7 @@ from handrail.models.providers import BRIDGED, PROVIDERS, Provider
 SECONDS = 2.0
 """Maximum seconds to wait for a server to list its models."""
 
-State = Literal["ready", "no key", "no address", "down", "refused", "not installed", "installed"]
+State = Literal["ready", "no key", "no address", "down", "refused", "not installed", "installed", "not asked"]
 
 
 class Availability(msgspec.Struct, frozen=True):
@@ -31,16 +31,17 @@ class Availability(msgspec.Struct, frozen=True):
     """The full names of the models, if they are built in or the server lists them."""
 
 
-async def survey() -> list[Availability]:
+async def survey(*, contact: bool = True) -> list[Availability]:
     """Return the availability of every provider, with those that are ready first.
 
-    The last item stands for all providers of the bridge. Only self-hosted servers, and servers that replace a provider's own, are contacted.
+    The last item stands for all providers of the bridge. Only self-hosted servers, and servers that replace a provider's own, are contacted,
+    and none without `contact`.
     """
-    found = await asyncio.gather(*(_look(name, row) for name, row in PROVIDERS.items()))
+    found = await asyncio.gather(*(_look(name, row, contact) for name, row in PROVIDERS.items()))
     return [*sorted(found, key=lambda each: each.state != "ready"), _bridge()]
 
 
-async def _look(name: str, row: Provider) -> Availability:
+async def _look(name: str, row: Provider, contact: bool) -> Availability:
     if row.wire == "embedded":
         return _embedded(name)
     if row.wire == "demo":
@@ -54,7 +55,7 @@ async def _look(name: str, row: Provider) -> Availability:
         if key is None:
             return Availability(name, "no key", f"Set {row.keys[0].variable}.")
         return Availability(name, "ready", f"{name}:NAME, with the key in {key}")
-    return await _ask(name, row, address)
+    return await _ask(name, row, address) if contact else Availability(name, "not asked", f"at {address}")
 
 
 async def _ask(name: str, row: Provider, address: str) -> Availability:

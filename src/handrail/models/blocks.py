@@ -13,7 +13,7 @@ because they may contain secrets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import msgspec
@@ -49,6 +49,11 @@ def is_block(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
+def is_search(block: Mapping[str, Any]) -> bool:
+    """Return whether an item of the responses API is a search for tools that the client runs."""
+    return block.get("type") == "tool_search_call" and block.get("execution") == "client"
+
+
 def without(block: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return a copy of a block without these fields."""
     left_out = frozenset(names)
@@ -61,19 +66,22 @@ def emptied(block: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: None if name in empty else value for name, value in block.items()}
 
 
-def with_calls(blocks: Sequence[Any], calls: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the blocks of an answer with `calls` put back into the blocks of type `kind`, in order.
+def with_calls(
+    blocks: Sequence[Any], calls: Sequence[dict[str, Any]], is_call: Callable[[dict[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """Return the blocks of an answer with `calls` put back into the blocks that are calls, in order.
 
-    Each block keeps its other fields. Returns [] if the number of such blocks differs from that of `calls`.
+    Each block keeps its other fields, unless it is of another type than its call. Returns [] if the number of such blocks differs
+    from that of `calls`.
     """
     placed: list[dict[str, Any]] = []
     rest = iter(calls)
     for block in filter(is_block, blocks):
-        if block["type"] == kind:
+        if is_call(block):
             call = next(rest, None)
             if call is None:
                 return []
-            block = {**block, **call}
+            block = {**block, **call} if block["type"] == call["type"] else call
         placed.append(block)
     return [] if next(rest, None) is not None else placed
 
@@ -119,6 +127,8 @@ def _outside(block: Mapping[str, Any]) -> str:
     kind = block.get("type")
     if kind in ("server_tool_use", "mcp_tool_use"):
         name, given = block.get("name"), block.get("input")
+    elif is_search(block):
+        return ""  # it passes the gate
     elif isinstance(kind, str) and kind.endswith("_call") and kind != "function_call":
         name, given = kind.removesuffix("_call"), block.get("action", block)
     elif isinstance(block.get("executableCode"), dict):

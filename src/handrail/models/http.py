@@ -36,7 +36,18 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
-from handrail.messages import CallPart, Encode, ModelPart, SentPart, StopPart, TextPart, ThinkingPart
+from handrail.ids import tracing
+from handrail.messages import (
+    CallPart,
+    Encode,
+    Message,
+    ModelPart,
+    Sent,
+    SentPart,
+    StopPart,
+    TextPart,
+    ThinkingPart,
+)
 from handrail.models import (
     ModelAnswerBroken,
     ModelKeyMissing,
@@ -471,6 +482,8 @@ class Endpoint:
     async def _post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
         recorder = current_recorder()
         headers = self._headers if recorder is not None and recorder.replays else self._with_key()
+        if started := tracing.outbound(self._base_url):
+            headers = {**headers, "traceparent": started}
         client = await _client()
         aiohttp, url = _aiohttp(), self._base_url + path
         data: Any = io.BytesIO(body) if len(body) >= _LARGE else body
@@ -689,6 +702,11 @@ def encoder(encode_message: Callable[..., bytes], *given: Hashable) -> Encode:
     Equal arguments give the same function, because encoded messages are cached under it.
     """
     return partial(encode_message, *given)
+
+
+def names_in(messages: Sent[Message], names: Encode) -> frozenset[str]:
+    """Return the names that `names` gives for messages, as text separated by commas. Each message is asked for them once."""
+    return frozenset(bytes(messages.encoded(names)).decode().split(",")) - {""}
 
 
 _MOST_TOKENS = 1 << 53

@@ -309,13 +309,14 @@ class FirstThatWorks:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the choice: native output if all models have it, and the attachments of the first model.
+        """The traits of the choice: native output and deferred tools if all models have them, and the attachments of the first model.
 
         A later model that does not take an attachment gets a description of it. The choice has no price and no provider tools.
         """
         models = self._found()
         native = all(each.traits.native_output for each in models)
-        return Traits(native_output=native, takes=models[0].traits.takes)
+        loads = all(each.traits.loads_deferred for each in models)
+        return Traits(native_output=native, takes=models[0].traits.takes, loads_deferred=loads)
 
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
         found = [list(candidates_of(model, request)) for model in self._found()]

@@ -376,6 +376,7 @@ class OpenAIModel:
             quirks.native_output if native_output is None else native_output,
             server.takes,
             frozenset() if api == "chat" else frozenset(RESPONSES_TOOLS),
+            loads_deferred=api == "responses" and quirks.finds_tools.match(name) is not None,
         )
         self._stream = stream if api == "chat" else responses.stream
         self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"

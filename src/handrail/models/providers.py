@@ -70,6 +70,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")
     """Matches the names of the models that can be forced to answer with a call. Other models refuse a request that forces a call."""
+    finds_tools: re.Pattern[str] = re.compile("(?!)")
+    """Matches the names of the models that find tools by themselves, with the responses API's `tool_search`."""
     takes: Takes = CHAT_TAKES
     """The attachments that the model in use takes. The table does not set this field, because it depends on the model's name."""
 
@@ -141,7 +143,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         own = self.quirks
         if not self.address or address == self.address or self.is_own:
             return own
-        return msgspec.structs.replace(own, limit="max_tokens", sent_back=own.sent_back or None)
+        return msgspec.structs.replace(
+            own, limit="max_tokens", sent_back=own.sent_back or None, finds_tools=Quirks().finds_tools
+        )
 
     def takes_at(self, address: str, model: str, wire: Takes) -> Takes:
         """Return which of the attachments that a wire can send are taken by a model at this address.
@@ -241,7 +245,11 @@ PROVIDERS: Mapping[str, Provider] = {
         addresses=(Address("OPENAI_BASE_URL"),),
         keys=(Key("OPENAI_API_KEY"),),
         headers={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
-        quirks=Quirks(limit="max_completion_tokens", sent_back=()),
+        quirks=Quirks(
+            limit="max_completion_tokens",
+            sent_back=(),
+            finds_tools=re.compile(r"gpt-(5\.[4-9]|[6-9])(?!.*-nano)"),
+        ),
         takes={
             r"(ft:)?(gpt-3\.5|gpt-4(-\d{4}|-32k|-turbo-preview)*(:|-preview|$)|davinci|babbage)": ONLY_TEXT,
             r"o1-(mini|preview)|o3-mini|gpt-4o(-mini)?-search": ONLY_TEXT,

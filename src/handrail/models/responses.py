@@ -1,4 +1,9 @@
-"""OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing, unless the model's `options` say otherwise."""
+"""OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing, unless the model's `options` say otherwise.
+
+A model that finds tools by itself is sent none of the searched tools. Its searches are `tool_search_call` items, which Handrail runs
+as calls of the search tool, and their results have the definitions of the tools. The API puts each tool that was loaded like this into
+a namespace of its name, and refuses a request with a call of it that lacks the namespace.
+"""
 
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -13,12 +18,15 @@ from typing import Any
 from handrail.messages import (
     AssistantMessage,
     AttachmentPart,
+    CallAnswered,
+    CallAsked,
     CallPart,
     Kept,
     Message,
     ModelPart,
     ModelRequest,
     Offered,
+    Sent,
     StopPart,
     StopReason,
     Takes,
@@ -28,9 +36,25 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models.blocks import emptied, encode, with_calls, without
-from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
-from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, is_strict, text_json
+from handrail.models.blocks import decode, emptied, encode, is_search, with_calls, without
+from handrail.models.grammar import (
+    RESPONSES_ID,
+    arguments_text,
+    id_for_wire,
+    name_for_wire,
+    object_text,
+    raw_object,
+)
+from handrail.models.http import (
+    Endpoint,
+    body_of,
+    count,
+    encoder,
+    failure_in_answer,
+    is_strict,
+    names_in,
+    text_json,
+)
 from handrail.models.media import (
     PLACE,
     RESPONSES_TAKES,
@@ -66,15 +90,21 @@ def stream(
 
     Raises `ModelError` if the request fails.
     """
-    body = _body(fields, request, wire, quirks.takes)
+    searcher = request.searcher if quirks.finds_tools.match(fields["model"]) else ""
+    body = _body(fields, request, wire, quirks.takes, searcher)
     if not request.stream:
-        return endpoint.parts("/responses", body, whole=partial(_whole, endpoint, wire))
-    return endpoint.parts("/responses", body, take=_Pieces(endpoint, wire).take)
+        return endpoint.parts("/responses", body, whole=partial(_whole, endpoint, wire, searcher))
+    return endpoint.parts("/responses", body, take=_Pieces(endpoint, wire, searcher).take)
 
 
 def _body(
-    fields: Mapping[str, Any], request: ModelRequest, wire: str, takes: Takes = RESPONSES_TAKES
+    fields: Mapping[str, Any],
+    request: ModelRequest,
+    wire: str,
+    takes: Takes = RESPONSES_TAKES,
+    searcher: str = "",
 ) -> bytes:
+    """Return the body of a request. `searcher` is the name of the search tool, if the model finds tools by itself."""
     more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
     name = f"{wire.partition(':')[2]}:{fields['model']}"
     merge_fields(more, settings_fields(name, request, RESPONSES))
@@ -87,45 +117,88 @@ def _body(
         schema = request.output.json_schema
         wanted = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
         merge_fields(more, {"text": {"format": wanted}})
-    written: dict[str, tuple[bytes | bytearray, ...]] = {
-        "input": (b"[", request.messages.encoded(encoder(_items, takes, wire)), b"]")
-    }
+    said = request.messages
+    items = encoder(
+        _items, takes, wire, searcher, _unplaced(said, wire, searcher) if searcher else frozenset()
+    )
+    written: dict[str, tuple[bytes | bytearray, ...]] = {"input": (b"[", said.encoded(items), b"]")}
     if request.system:
         written["instructions"] = (text_json(request.system),)
     own = write_tools(name, request, RESPONSES_TOOLS)
     if len(request.tools) or own:
-        written["tools"] = joined_tools(own, request.tools.encoded(_tool))
+        tools = request.tools
+        offered = (
+            tools.encoded(encoder(_unsearched, searcher), _between) if searcher else tools.encoded(_tool)
+        )
+        written["tools"] = joined_tools(own, offered)
     return body_of(more, **written)
 
 
 def _tool(offered: Offered) -> bytes:
     tool = offered.tool
-    return encode(
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.json_schema,
-            "strict": False,
-        }
-    )
+    return encode(_function(tool.name, tool.description, tool.json_schema))
 
 
-def _items(takes: Takes, wire: str, message: Message) -> bytes:
+def _function(name: str, description: str, parameters: Any) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": False,
+    }
+
+
+def _unsearched(searcher: str, offered: Offered) -> bytes:
+    """Encode a tool for a model that finds tools by itself. Those that it finds are left out."""
+    tool = offered.tool
+    if tool.name != searcher:
+        return b"" if offered.searched else _tool(offered)
+    fields = {"type": "tool_search", "execution": "client"}
+    return encode({**fields, "description": tool.description, "parameters": tool.json_schema})
+
+
+def _between(before: Offered, after: Offered) -> bytes:
+    return b"" if after.searched else b","  # the search tool comes before all that it finds
+
+
+def _unplaced(messages: Sent[Message], wire: str, searcher: str) -> frozenset[str]:
+    """Return the names of loaded tools that some calls name without a namespace.
+
+    The calls are another provider's, or were made when the tool was listed. There are usually none.
+    """
+    return names_in(messages, _loaded) & names_in(messages, encoder(_called, wire, searcher))
+
+
+def _loaded(message: Message) -> bytes:
+    """Return the names of the tools that a message loads, separated by commas."""
+    results = message.results if isinstance(message, ToolMessage) else ()
+    return ",".join(name for each in results if each.definitions for name in each.shows).encode()
+
+
+def _called(wire: str, searcher: str, message: Message) -> bytes:
+    """Return the names that a message calls without a namespace, separated by commas."""
+    if not isinstance(message, AssistantMessage) or not message.calls:
+        return b""
+    said = _said(message, Takes(), wire, searcher, frozenset())
+    return ",".join(item["name"] for item in said if "name" in item and "namespace" not in item).encode()
+
+
+def _items(takes: Takes, wire: str, searcher: str, unplaced: frozenset[str], message: Message) -> bytes:
     """Convert a message to at least one input item, as JSON separated by commas."""
     if isinstance(message, ToolMessage):
-        items: list[Any] = [
+        items: list[Any] = [_result(each, takes, searcher) for each in message.results]
+        items += [
             {
-                "type": "function_call_output",
-                "call_id": id_for_wire(each.id, RESPONSES_ID),
-                "output": responses_parts(each.text, each.attachments, takes)
-                if each.attachments
-                else each.text,
-            }
+                "type": "message",
+                "role": "user",
+                "content": each.text,
+            }  # such a result can't say why it has no tools
             for each in message.results
+            if each.failed and each.name == searcher
         ]
     elif isinstance(message, AssistantMessage):
-        items = _said(message, takes, wire)
+        items = _said(message, takes, wire, searcher, unplaced)
     else:
         attached = message.attachments
         content = responses_parts(message.text, attached, takes) if attached else message.text
@@ -133,19 +206,35 @@ def _items(takes: Takes, wire: str, message: Message) -> bytes:
     return b",".join(map(encode, items))
 
 
-def _said(message: AssistantMessage, takes: Takes, wire: str) -> list[Any]:
-    calls = [
-        {
-            "type": "function_call",
-            "call_id": id_for_wire(call.id, RESPONSES_ID),
-            "name": name_for_wire(call.name),
-            "arguments": object_text(call.arguments),
-        }
-        for call in message.calls
-    ]
+def _result(result: CallAnswered, takes: Takes, searcher: str) -> dict[str, Any]:
+    id = id_for_wire(result.id, RESPONSES_ID)
+    if searcher and result.name == searcher:
+        found = [{**_function(**each), "defer_loading": True} for each in decode(result.definitions or "[]")]
+        fields = {"type": "tool_search_output", "call_id": id, "execution": "client", "status": "completed"}
+        return {**fields, "tools": found}
+    attached = result.attachments
+    output = responses_parts(result.text, attached, takes) if attached else result.text
+    return {"type": "function_call_output", "call_id": id, "output": output}
+
+
+def _call_item(call: CallAsked, searcher: str, unplaced: frozenset[str]) -> dict[str, Any]:
+    id, name = id_for_wire(call.id, RESPONSES_ID), name_for_wire(call.name)
+    if searcher and call.name == searcher:
+        fields = {"type": "tool_search_call", "call_id": id, "execution": "client", "status": "completed"}
+        return {**fields, "arguments": raw_object(call.arguments)}
+    fields = {"type": "function_call", "call_id": id, "name": name, "arguments": object_text(call.arguments)}
+    return {**fields, "namespace": name} if name in unplaced else fields
+
+
+def _said(
+    message: AssistantMessage, takes: Takes, wire: str, searcher: str, unplaced: frozenset[str]
+) -> list[Any]:
+    calls = [_call_item(call, searcher, unplaced) for call in message.calls]
     kept = kept_data(message, wire)
     if kept is not None:
-        back = with_calls(kept, calls, "function_call")
+        back = with_calls(kept, calls, _is_call)
+        if not searcher:  # without tool search, there are no such namespaces
+            back = [without(item, ("namespace",)) if _is_found(item) else item for item in back]
         while back and back[-1]["type"] == "reasoning":
             back.pop()  # the API refuses reasoning without the item that it led to
         if back:
@@ -156,15 +245,24 @@ def _said(message: AssistantMessage, takes: Takes, wire: str) -> list[Any]:
     return [said, *calls] if words or not calls else calls
 
 
-def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
+def _is_call(item: Mapping[str, Any]) -> bool:
+    return item["type"] == "function_call" or is_search(item)
+
+
+def _is_found(item: Mapping[str, Any]) -> bool:
+    """Return whether an item is a call of a tool that a search has loaded."""
+    return item["type"] == "function_call" and item.get("namespace") == item["name"]
+
+
+def _whole(endpoint: Endpoint, wire: str, searcher: str, answer: Any) -> Iterator[ModelPart]:
     index = 0
     for item in answer["output"]:
         match item["type"]:
             case "message":
                 for content in item["content"]:
                     yield TextPart(content.get("text") or content.get("refusal") or "")
-            case "function_call":
-                yield _call(index, item)
+            case _ if _is_call(item):
+                yield _call(index, item, searcher)
                 index += 1
             case "reasoning":
                 for thought in item.get("summary") or item.get("content") or ():
@@ -208,7 +306,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
     if answer.get("status") == "incomplete":
         why = (answer.get("incomplete_details") or {}).get("reason")
         return "refused" if why == "content_filter" else "length"
-    if any(item["type"] == "function_call" for item in items):
+    if any(map(_is_call, items)):
         return "calls"
     said = [content for item in items if item["type"] == "message" for content in item["content"]]
     return "refused" if any(content.get("type") == "refusal" for content in said) else "done"
@@ -232,7 +330,7 @@ def _kept(wire: str, items: list[Any]) -> Kept | None:
 def _without_contents(item: Any) -> Any:
     """Return an item without what the conversation holds elsewhere: the fields of a call, or the bytes of a picture."""
     match item:
-        case {"type": "function_call"}:
+        case _ if _is_call(item):
             return emptied(item, _OF_CALLS)
         case {"type": "image_generation_call", "result": str()}:
             return {**item, "result": PLACE}
@@ -276,11 +374,12 @@ def _is_said(part: Any) -> bool:
 class _Pieces:
     """Converts the events of one streamed response to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_items", "_pictures", "_wire", "_written")
+    __slots__ = ("_calls", "_endpoint", "_items", "_pictures", "_searcher", "_wire", "_written")
 
-    def __init__(self, endpoint: Endpoint, wire: str) -> None:
+    def __init__(self, endpoint: Endpoint, wire: str, searcher: str) -> None:
         self._endpoint = endpoint
         self._wire = wire
+        self._searcher = searcher
         self._items: list[Any] = []
         """The complete items so far. They are used if the last event does not repeat them."""
         self._calls: dict[str, int] = {}
@@ -296,20 +395,20 @@ class _Pieces:
                 yield ThinkingPart(event["delta"])
             case "response.output_item.added" if event["item"]["type"] == "function_call":
                 item = event["item"]
-                yield _call(self._index(event), item)
+                yield _call(self._index(event), item, self._searcher)
                 if item.get("arguments"):
                     self._written.add(_id(event))
             case "response.function_call_arguments.delta":
                 self._written.add(_id(event))
                 yield CallPart(self._index(event), arguments=event["delta"])
-            case "response.output_item.done" if event["item"]["type"] != "function_call":
+            case "response.output_item.done" if not _is_call(event["item"]):
                 self._items.append(event["item"])
                 yield from self._new_pictures(self._items)
             case "response.output_item.done":
                 item = event["item"]
                 self._items.append(item)
                 if _id(event) not in self._calls:
-                    yield _call(self._index(event), item)
+                    yield _call(self._index(event), item, self._searcher)
                 elif _id(event) not in self._written:
                     yield CallPart(self._index(event), arguments=arguments_text(item.get("arguments")))
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -333,9 +432,9 @@ class _Pieces:
         return self._calls.setdefault(_id(event), len(self._calls))
 
 
-def _call(index: int, item: Any) -> CallPart:
-    arguments = arguments_text(item.get("arguments"))
-    return CallPart(index, item.get("call_id") or "", item.get("name") or "", arguments)
+def _call(index: int, item: Any, searcher: str) -> CallPart:
+    arguments, name = arguments_text(item.get("arguments")), searcher if is_search(item) else item.get("name")
+    return CallPart(index, item.get("call_id") or "", name or "", arguments)
 
 
 def _picture(endpoint: Endpoint, item: Any) -> AttachmentPart:

@@ -45,10 +45,12 @@ class SectionNode(msgspec.Struct, frozen=True):
     attachments: tuple[Attachment, ...] = ()
     live: Callable[[], tuple[AnyTool, ...]] | None = None
     """Returns the current tools, if they can change during a run; otherwise None."""
-    is_searched: bool = False
-    """Whether the model finds the section's tools by searching."""
+    search: bool | None = None
+    """Whether the model finds the section's tools by searching; None if the prompt says so."""
     listed: tuple[AnyTool, ...] = ()
     """The tools that a live section lists, including those that are left out of `tools`."""
+    skill: str = ""
+    """The name of the skill that the section is; "" if it is none."""
 
     def refreshed(self) -> SectionNode:
         """Return the node with the current tools of live sections; the node itself if nothing has changed."""
@@ -110,6 +112,7 @@ class Planned(msgspec.Struct, frozen=True):
             live,
             section.search,
             listed,
+            section.skill,
         )
 
 
@@ -271,11 +274,12 @@ class Tree:
         self.live = any(node.live is not None for node in self._by_path.values())
         self.every_tool = (*self.tools, *(tool for node in self._by_path.values() for tool in node.tools))
         self.search = search
-        found = [each.tools for each in self._by_path.values() if search or each.is_searched]
+        by_search = [
+            node for node in self._by_path.values() if (search if node.search is None else node.search)
+        ]
+        found = [self.tools if search else (), *(node.tools for node in by_search)]
         self.searched = (
-            frozenset(id(tool) for group in (self.tools if search else (), *found) for tool in group)
-            if search or any(each.is_searched for each in self._by_path.values())
-            else None
+            frozenset(id(tool) for group in found for tool in group) if search or by_search else None
         )
         self.result_limit = max((tool.result_limit or 0 for tool in self.every_tool), default=0)
         answers = output_schema is not None and output_schema.secret
@@ -464,10 +468,12 @@ class RenderedPrompt(Generic[OutputT]):
         opened = self.opened | tree.summaries(paths)
         rendered: RenderedPrompt[OutputT] = tree.rendered(opened, self.deadline)
         shown_before = {tool.name for tool in self.tools}
-        text = "\n\n".join(text_of(node, opened) for node in tree.outermost(opened - self.opened))
+        new = tree.outermost(opened - self.opened)
+        text = "\n\n".join(text_of(node, opened) for node in new)
         tools = tuple(tool for tool in rendered.tools if tool.name not in shown_before)
         attachments = tuple(each for each in rendered.attachments if each not in self.attachments)
-        return Opening(text, tools, rendered, attachments)
+        skills = tuple((node.skill, node.summary) for node in new if node.skill)
+        return Opening(text, tools, rendered, attachments, skills)
 
 
 class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
@@ -481,6 +487,8 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     """The complete prompt after the sections were opened."""
     attachments: tuple[Attachment, ...] = ()
     """The attachments that are shown for the first time, in declaration order."""
+    skills: tuple[tuple[str, str], ...] = ()
+    """The names and the descriptions of the skills that were opened."""
 
 
 def text_of(node: SectionNode, opened: frozenset[str]) -> str:

@@ -280,8 +280,10 @@ class Section(Generic[ParamsT], abc.ABC):
     needs_files: ClassVar[bool] = False
     """Whether the section's tools need a filesystem. If so, a run without one is refused before it begins."""
 
-    search: ClassVar[bool] = False
-    """Whether the model finds the section's tools by searching. A section may set it on itself."""
+    search: ClassVar[bool | None] = None
+    """Whether the model finds the section's tools by searching; None if its prompt says so. A section may set it on itself."""
+    skill: ClassVar[str] = ""
+    """The name of the skill that the section is; "" if it is none. A section may set it on itself."""
 
     title: str
     key: str

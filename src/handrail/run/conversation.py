@@ -70,8 +70,8 @@ class Conversation:
     """
 
     __slots__ = (
-        *("__weakref__", "_compaction", "_ids", "_session", "_shown"),
-        *("busy", "key", "masks", "messages", "opened", "sent"),
+        *("__weakref__", "_ids", "_session", "_shown"),
+        *("busy", "compaction", "key", "masks", "messages", "opened", "sent"),
     )
 
     def __init__(self, session: Session, key: str) -> None:
@@ -81,7 +81,8 @@ class Conversation:
         self.messages: Sent[Message] = Sent()
         self.sent = self.messages
         """What of the messages is sent: all of them, until the conversation is compacted."""
-        self._compaction: Compaction | None = None
+        self.compaction: Compaction | None = None
+        """The newest compaction; None if everything is sent."""
         self._shown: dict[int, Message] = {}
         """Messages with secrets, by index, in the masked form that others may see."""
         self.masks = False
@@ -131,7 +132,7 @@ class Conversation:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """What is sent, as the parts of a compaction."""
-        return pieces_at(self._compaction, len(self.messages))
+        return pieces_at(self.compaction, len(self.messages))
 
     def compact(self, compaction: Compaction, run_id: str, *, again: bool = False) -> None:
         """Send from now on what a compaction names, and what is added after it."""
@@ -140,7 +141,7 @@ class Conversation:
         (session.keep if again else session.record)(ConversationCompacted(self.key, compaction, run_id))
 
     def _send(self, compaction: Compaction) -> None:
-        self._compaction = compaction
+        self.compaction = compaction
         self.sent = sent_under(compaction, self.messages)
 
     def shown_since(self, start: int) -> list[Message]:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from handrail.run.run import Run
 
 
+GO_ON = "continue"
+"""The answer that ends a pause."""
+
+
 class Mailbox:
     """The messages that wait for a run at the root. A run gets its mailbox with its first message."""
 
@@ -77,6 +81,13 @@ class Mailbox:
         told = await deliver(self._messages, run_id, key, now, write, is_done=is_done)
         await self.look()
         return told
+
+
+async def look(run: Run, messages: Messages) -> None:
+    """Let a run find the messages that were sent to it."""
+    if run.mailbox is None:
+        run.mailbox = Mailbox(run, messages)
+    await run.mailbox.look()
 
 
 def hear(run: Run, messages: LocalMessages) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.errors import QuestionCancelled
 from handrail.journal.digest import keyed_digest
 from handrail.question import Answer, Question
+from handrail.run.mailbox import GO_ON
 from handrail.run.record.notices import next_remark, tell_nobody, tell_remarks, tell_undone
 from handrail.run.request import in_time
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from handrail.run.response import Outcome
     from handrail.run.run import Run
 
-GO_ON = "continue"
-"""The answer that ends a pause."""
 _SCHEMA: dict[str, Any] = {"type": "string", "enum": [GO_ON]}
 _PAUSED = "The run is paused. Continue it?"
 
@@ -27,11 +26,14 @@ _PAUSED = "The run is paused. Continue it?"
 async def hear(evaluation: Evaluation) -> bool:
     """Tell the model of the outermost run what happened and was said since its last step, and pause the run if that is ordered.
 
-    Returns whether the run goes on. It does not if it was ordered to stop, or if somebody declined to continue it.
+    A nested run hears nothing. Returns whether the run goes on. It does not if it was ordered to stop, or if somebody declined to continue it.
     """
-    run, answer = evaluation.run, evaluation.run.place.answer(evaluation.answers + 1)
+    run = evaluation.run
     if run.parking is not None and run.parked:
         raise asyncio.CancelledError  # the run was parked during a shielded step
+    if run.outer is not None:
+        return True
+    answer = run.place.answer(evaluation.answers + 1)
     if run.log.is_kept:
         await tell_undone(evaluation, answer)
     pauses = 0

@@ -91,6 +91,10 @@ class Named:
     arguments: Annotated[dict[str, Any], Field(description="The arguments of the tool, by its parameters.")]
 
 
+class SearchTool(Tool[Any, Any]):
+    """One of the fixed tools of a tool search, which only the model calls."""
+
+
 class ToolSearch:
     """Which of a run's tools are found by searching, and the tools for that."""
 
@@ -110,7 +114,7 @@ class ToolSearch:
         return [self._searcher(), *([] if self.deferring else [_caller()])]
 
     def _searcher(self) -> AnyTool:
-        async def search_tools(params: Query, *, context: ToolContext) -> ToolResult[list[str]]:
+        async def search_tools(params: Query, *, context: ToolContext) -> ToolResult[list[Any] | None]:
             if self._index is None:
                 self._index = ToolIndex(self._tools)
             found = self._index.find(params.query)
@@ -119,17 +123,19 @@ class ToolSearch:
                     f"None of the {len(self._tools)} tools matches {params.query!r}. Search with other words: what the tool does, or "
                     "what it works on."
                 )
-            names = [each.name for each in found]
+            described = list(map(_described, found))
             if self.deferring:
-                return ToolResult.ok(names, f"Found: {', '.join(names)}.", exclude_value_from_context=True)
-            return ToolResult.ok(names, _described(found), exclude_value_from_context=True)
+                names = ", ".join(each.name for each in found)
+                return ToolResult.ok(described, f"Found: {names}.", exclude_value_from_context=True)
+            lines = b"\n".join(map(msgspec.json.encode, described)).decode()
+            return ToolResult.ok(None, lines, exclude_value_from_context=True)
 
         how = (
             "The tools that it finds can then be called."
             if self.deferring
             else f"Call what it finds with {CALLER}."
         )
-        return Tool(
+        return SearchTool(
             SEARCHER,
             f"Find tools. Most tools are not listed: search before you say that something can't be done. {how}",
             search_tools,
@@ -138,11 +144,16 @@ class ToolSearch:
         )
 
 
-def _described(tools: Sequence[AnyTool]) -> str:
-    described = [
-        {"name": each.name, "description": each.description, "parameters": each.json_schema} for each in tools
-    ]
-    return "\n".join(msgspec.json.encode(each).decode() for each in described)
+def _described(tool: AnyTool) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.json_schema}
+
+
+def loaded_by(name: str, value: Any) -> tuple[tuple[str, ...], str]:
+    """Return the names of the tools that a call with this value has loaded, and their definitions as JSON; ((), "") if it was no search."""
+    if name != SEARCHER or not isinstance(value, list):
+        return (), ""
+    definitions = cast("list[dict[str, Any]]", value)
+    return tuple(each["name"] for each in definitions), msgspec.json.encode(definitions).decode()
 
 
 def _caller() -> AnyTool:
@@ -151,7 +162,7 @@ def _caller() -> AnyTool:
             f"{params.name} can't be called by {CALLER}. If it is listed, call it by its own name."
         )
 
-    return Tool(
+    return SearchTool(
         CALLER,
         f"Call a tool that {SEARCHER} has found.",
         call_tool,

@@ -6,18 +6,20 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field
 
 from handrail.concurrency.threads import run_in_thread
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError
+from handrail.events import CommandRun, SkillUsed
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.paths import parse_file_path
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
+from handrail.run.call import announce
 from handrail.sections.files import PAGE_LINES, page_of
 from handrail.skills.skill import SKILL_FILE, Skill, load_skills
 from handrail.text.spelling import checked_arguments
@@ -101,6 +103,7 @@ async def run_script(
     if program is None:
         known = ", ".join(_PROGRAMS)
         return ToolResult.error(f"{path} can't be run. The names of scripts end in {known}.")
+    announce(context, SkillUsed, skill.name, skill.description, path)
     command = [program, f"{place}/{path}", *(each.replace(_PLACE, place) for each in arguments)]
     try:
         finished = await shell.mounting(skill.folder).run_on(
@@ -108,6 +111,7 @@ async def run_script(
         )
     except ShellError as error:
         return ToolResult.error(str(error))
+    announce(context, CommandRun, program, finished.exit_code)
     said = finished.render()
     return ToolResult.ok(said) if finished.ok else ToolResult.error(said)
 
@@ -132,9 +136,12 @@ def _reading_tool(skills: Mapping[str, Skill]) -> Tool[Any, Any]:
         ],
         from_line: FirstLine = 1,
         lines: Lines = PAGE_LINES,
+        *,
+        context: ToolContext,
     ) -> ToolResult[str]:
         try:
             owner, parsed = file_of(skills, skill, path)
+            announce(context, SkillUsed, owner.name, owner.description, parsed)
             content = await run_in_thread(lambda: owner.read(parsed))
         except NoSuchFile as error:
             return ToolResult.error(str(error))
@@ -182,7 +189,8 @@ class Skills(MarkdownSection[Any]):
     The model reads a skill's files with `read_skill_file`. If a skill has scripts, it runs them with `run_skill_script`, in the
     run's folder and always in a sandbox, which shows the skill's folder read-only. The sandbox has the settings of `shell`, whose
     rules don't count. Unless it reaches more than its folder, a script's changes are undone with its call. A skill's
-    `allowed-tools` grants nothing. If it names a tool that the prompt does not have, a warning says so.
+    `allowed-tools` grants nothing. If it names a tool that the prompt does not have, a warning says so. The two tools are always
+    listed, also if the model finds the prompt's tools by searching.
 
     Raises `DefinitionError` if a folder does not exist, or if `shell` may run commands without a sandbox.
     """
@@ -220,6 +228,7 @@ class Skills(MarkdownSection[Any]):
         object.__setattr__(self, "_skills", by_name)
         object.__setattr__(self, "problems", tuple(problems))
 
+    search: ClassVar[bool | None] = False
     problems: tuple[WorkerProblem, ...] = dataclasses.field(init=False, repr=False)
     """What is wrong with the skills that were left out."""
 
@@ -244,10 +253,12 @@ class Skills(MarkdownSection[Any]):
 def _section_of(skill: Skill) -> MarkdownSection[Any]:
     others = [path for path in skill.files if path != SKILL_FILE]
     files = f"\n\nFiles of the skill {skill.name}: {listed(others)}." if others else ""
-    return MarkdownSection(
+    section = MarkdownSection[Any](
         title=skill.name,
         key=skill.name,
         template=(skill.body + files).replace("$", "$$"),
         summary=skill.description.replace("$", "$$"),
         visibility="summary",
     )
+    object.__setattr__(section, "skill", skill.name)
+    return section

@@ -88,11 +88,9 @@ async def runs_of_others(journal: Journal, session_id: str, principal: str) -> C
 async def tell_undone(evaluation: Evaluation, place: Place) -> None:
     """Tell the model of the outermost run, before a request, about the undone calls that it has not been told about.
 
-    Does nothing in a nested run, or if there are no such calls. A replay repeats the message.
+    Does nothing if there are no such calls. A replay repeats the message.
     """
     log = evaluation.run.log
-    if evaluation.run.outer is not None:
-        return
     told = log.find("told", place, _Told)
     if told is None:
         if not log.untold or log.has("model answer", place):
@@ -175,12 +173,11 @@ WRAP_UP = (
 async def tell_remarks(evaluation: Evaluation, *, is_done: bool = False) -> bool:
     """Tell the model of the outermost run, before its next request, what people have said since the last one: to the run, or along with answers.
 
-    With `is_done`, the model is done, so it is also told what is for afterwards. What was ordered becomes the evaluation's `order`. Does nothing in a nested run, or if nothing was said. Each remark is told
-    once, also over resumptions: a replay repeats the message. Returns whether the model was told anything.
+    With `is_done`, the model is done, so it is also told what is for afterwards. What was ordered becomes the evaluation's
+    `order`. Does nothing if nothing was said. Each remark is told once, also over resumptions: a replay repeats the message.
+    Returns whether the model was told anything.
     """
     log, mailbox = evaluation.run.log, evaluation.run.mailbox
-    if evaluation.run.outer is not None:
-        return False
     answer, place = evaluation.run.place.answer(evaluation.answers + 1), next_remark(evaluation)
     told = log.find("remark", place, Told)
     if told is None:
