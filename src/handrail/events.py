@@ -1,7 +1,7 @@
 """The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, over all legs of its run.
 
 Facts go to the subscribers of the event bus. All except `ToolStarted`, `ToolResumed`, `Progress`, `Emitted`, `PromptRendered`,
-`MessageQueued`, `BackgroundStarted`, `BackgroundEnded`, `ModelRequested`, `PartialOutput` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
+`MessageQueued`, `BackgroundStarted`, `BackgroundEnded`, `ModelRequested`, `PartialOutput`, the deltas and the details are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
 own events with `context.emit`, which wraps them in `Emitted`.
 """
 
@@ -17,11 +17,14 @@ import msgspec
 from handrail.content import Attachment
 from handrail.context.facts import Approval, RunContext
 from handrail.journal.records import QueuedMessage
-from handrail.messages import Compaction, Message, StopReason, Usage
+from handrail.messages import AssistantMessage, Compaction, Message, ModelRequest, StopReason, Usage
+from handrail.tools.definition import Tool
 from handrail.tools.result import ToolResult, Whole, whole_of
 
 DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
 """How an approval request was decided: by the people asked or a custom broker, a remembered decision, a mode, or nobody."""
+LegEnd = Literal["", "parked", "released", "lost"]
+"""How a leg of a run ended before the run was over: it was parked or left to another process, or its process ended. "" if there was none."""
 CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
 
 
@@ -75,6 +78,8 @@ class ToolInvoked(Fact, frozen=True):
     calls that are over. If the exception also ends the run, this is a copy without a traceback.
     """
     run_context: RunContext
+    policy: str = ""
+    """The name of the policy that denied the call, or that was the first to ask for its approval; "" if none did."""
 
 
 class ResultShortened(Fact, frozen=True):
@@ -102,6 +107,8 @@ class ToolRolledBack(Fact, frozen=True):
     not_undone: tuple[str, ...]
     """Effects that were not undone, such as irreversible calls, and effects whose compensation failed."""
     run_context: RunContext
+    seconds: float = 0.0
+    """How long it took, with the compensations."""
 
 
 class Progress(Fact, frozen=True):
@@ -136,6 +143,8 @@ class ApprovalRequested(Fact, frozen=True):
     asked_by: tuple[str, ...]
     reason: str
     run_context: RunContext
+    policy: str = ""
+    """The name of the policy that was the first to ask for the approval of the call; "" if its handler requested it."""
 
 
 class ApprovalDecided(Fact, frozen=True):
@@ -149,6 +158,8 @@ class ApprovalDecided(Fact, frozen=True):
     how: DecidedBy = "asked"
     remembered: str | None = None
     """The id of the remembered decision that decided the request; None if it was decided in another way."""
+    seconds: float = 0.0
+    """How long the request was open, also while the run was parked."""
 
 
 class ApprovalRemembered(Fact, frozen=True):
@@ -200,6 +211,8 @@ class QuestionAnswered(Fact, frozen=True):
     outcome: str
     by: str
     run_context: RunContext
+    seconds: float = 0.0
+    """How long the question was open, also while the run was parked."""
 
 
 class HandoffParked(Fact, frozen=True):
@@ -234,6 +247,9 @@ class PromptRendered(Fact, frozen=True):
     text: str
     tools: tuple[str, ...]
     run_context: RunContext
+    model: str = ""
+    earlier: LegEnd = ""
+    """How the run's earlier leg ended; "" if this is its first."""
 
 
 class MessageAdded(Fact, frozen=True):
@@ -306,6 +322,10 @@ class ModelRequested(Fact, frozen=True):
     attempt: int
     messages: int
     run_context: RunContext
+    request: ModelRequest | None = None
+    """The request, with its secrets masked."""
+    compacted: bool = False
+    """Whether the conversation was compacted, so that only a part of it is sent."""
 
 
 class ModelResponded(Fact, frozen=True):
@@ -335,6 +355,8 @@ class ModelFailed(Fact, frozen=True):
     run_context: RunContext
     next_model: str = ""
     """The model that is asked instead; "" if the same model is asked again, or none."""
+    seconds: float = 0.0
+    """Seconds until the request failed."""
 
 
 class TextDelta(Fact, frozen=True, gc=False):
@@ -401,4 +423,120 @@ class PromptExecuted(Fact, frozen=True):
     """Why the run ended; `failed: ...` or `cancelled` if there is no response."""
     usage: Usage
     cost: Decimal | None
+    run_context: RunContext
+
+
+# --- details ---------------------------------------------------------------------------------------------
+
+
+class Detail(Fact, frozen=True):
+    """Base class of the facts for telemetry. They are not logged, and only those receive them who subscribe to their own type."""
+
+
+class CallAccepted(Detail, frozen=True):
+    """The arguments of a call were parsed. They may contain secrets: `definition.mask(arguments)` masks them."""
+
+    call_id: str
+    definition: Tool[Any, Any]
+    arguments: Any
+    params: Any
+    run_context: RunContext
+
+
+class SecretGiven(Detail, frozen=True):
+    """A person gave a secret to a call, so what the call says may contain it."""
+
+    call_id: str
+    run_context: RunContext
+
+
+class CallCommitted(Detail, frozen=True):
+    """A call that has succeeded was committed."""
+
+    call_id: str
+    tool: str
+    seconds: float
+    run_context: RunContext
+
+
+class RemoteRequested(Detail, frozen=True):
+    """A call sends a request to an MCP server."""
+
+    call_id: str
+    method: str
+    protocol: str
+    """The version of MCP that the connection uses."""
+    address: str
+    """The server's address, if it is reached over a network; otherwise ""."""
+    run_context: RunContext
+
+
+class SkillUsed(Detail, frozen=True):
+    """A call has opened a skill, or uses one of its files."""
+
+    call_id: str
+    skill: str
+    description: str
+    resource: str
+    """The path of the file in the skill's folder; "" if the skill itself was opened."""
+    run_context: RunContext
+
+
+class CommandRun(Detail, frozen=True):
+    """A call has run a command."""
+
+    call_id: str
+    program: str
+    exit_code: int
+    run_context: RunContext
+
+
+class AnswerArrived(Detail, frozen=True):
+    """A model's answer has arrived completely, before `ModelResponded`. Its secrets are masked."""
+
+    message: AssistantMessage
+    first_part: float | None
+    """Seconds until its first part arrived; None if it was not streamed."""
+    run_context: RunContext
+
+
+class CompactionStarted(Detail, frozen=True):
+    """A conversation is about to be compacted. If less of it is sent from then on, `ConversationCompacted` follows."""
+
+    run_context: RunContext
+
+
+class CompactionEnded(Detail, frozen=True):
+    """A compaction has ended."""
+
+    by: str
+    """How the conversation was compacted, such as "trim" or "summary"; "" if it was not."""
+    run_context: RunContext
+
+
+class CallUndone(Detail, frozen=True):
+    """A person has undone a committed call, after its run or while that was parked. It is published to no session."""
+
+    call_id: str
+    tool: str
+    run_id: str
+    traceparent: str
+    """What the call's run was started from; "" if nothing was given."""
+    stands: tuple[str, ...]
+    """The call's external effects, which were not undone."""
+    seconds: float
+
+
+class RunClaimed(Detail, frozen=True):
+    """A worker begins a run that was submitted. It is published to no session."""
+
+    run_id: str
+    seconds: float
+    """How long the run was due before."""
+
+
+class PromptParked(Detail, frozen=True):
+    """A leg of a run ends because the run is parked. It is published for nested runs too, innermost first."""
+
+    prompt: str
     run_context: RunContext

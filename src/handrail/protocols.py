@@ -414,6 +414,8 @@ class Environment(ABC):
     """A function that creates a call's `prompt_model` verb; None to use the run's own model, if there is one."""
     adapter: Callable[[Any], BoundAdapter] | None = None
     """A function that creates the adapter of a call whose run has none; None to give such a call no adapter."""
+    stand_in: Callable[[Tool[Any, Any]], Tool[Any, Any]] | None = None
+    """A function that returns the tool to run in place of another one, which is offered and guarded; None to run the tools themselves."""
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:

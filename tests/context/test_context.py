@@ -126,11 +126,11 @@ def test_the_call_it_shows_is_the_one_it_was_made_for():
 
 
 def test_the_runs_ids_are_all_there_from_the_start():
-    """Every field of a context's `run_context` is set, and its fields are those that this test lists."""
+    """Every field of a context's `run_context` is set, and its fields are those that this test lists. Only what started it may be unknown."""
     ids = headless_context().run_context
-    assert all(getattr(ids, name) for name in RunContext.__struct_fields__)
+    assert all(getattr(ids, name) for name in RunContext.__struct_fields__ if name != "traceparent")
     assert set(RunContext.__struct_fields__) == {
-        *("run_id", "request_id", "session_id", "attempt", "worker_id", "trace_id", "span_id")
+        *("run_id", "request_id", "session_id", "attempt", "worker_id", "trace_id", "span_id", "traceparent")
     }
 
 

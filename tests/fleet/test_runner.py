@@ -15,7 +15,7 @@ import pytest
 from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, runs
 from handrail.clock import SYSTEM_CLOCK, SystemClock
 from handrail.errors import JournalError, RunError
-from handrail.events import ToolInvoked
+from handrail.events import RunClaimed, ToolInvoked
 from handrail.fleet import FleetApp, JournalDispatcher, Runner, Submission, submit
 from handrail.fleet.dispatcher import Execute
 from handrail.fleet.submission import repeat
@@ -26,6 +26,7 @@ from handrail.run.entry import MOST_WORKER_DEATHS
 from handrail.run.record.begin import decode_outcome, decode_request
 from handrail.run.record.lease import renew_now
 from handrail.serve.sources import PromptSource
+from handrail.session.bus import subscribe_everywhere
 from support import PATIENCE, fleet_app
 from support.parked_runs import answer_to
 
@@ -525,6 +526,23 @@ class Hands(SystemClock):
 
     def monotonic(self) -> float:
         return SYSTEM_CLOCK.monotonic() + self.by.total_seconds()
+
+
+async def test_a_run_is_claimed_with_the_time_that_it_was_due(app: FleetApp, log: Callable[[], list[str]]):
+    """A run that is scheduled does not wait for a worker before its time."""
+    clock = Hands()
+    journal, waits = MemoryJournal(clock), dict[str, float]()
+    in_an_hour = clock.now().timestamp() + 3600
+    at_once = await submit(journal, app, "pay rent")
+    scheduled = await submit(journal, app, Submission("pay gas", at=in_an_hour))
+    clock.by = timedelta(hours=2)
+    stop = subscribe_everywhere(RunClaimed, lambda fact: waits.update({fact.run_id: fact.seconds}))
+    async with worker(journal, app, clock=clock):
+        for row in (at_once, scheduled):
+            await over(journal, row.record.id)
+    stop()
+    assert round(waits[at_once.record.id] / 3600, 1) == 2.0
+    assert round(waits[scheduled.record.id] / 3600, 1) == 1.0
 
 
 def timed(app: FleetApp, clock: Hands) -> FleetApp:

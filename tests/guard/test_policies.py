@@ -139,6 +139,43 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
     assert [each.text for each in session[Note].all()] == (["hello"] if status == "ok" else [])
 
 
+ASK = PolicyDecision.ask("sure?")
+
+
+@pytest.mark.parametrize(
+    ("policies", "ended", "asked"),
+    [
+        ([Rule("a"), Rule("b")], "", None),
+        ([Rule("a"), Rule("b", PolicyDecision.deny("no"))], "b", None),
+        ([Rule("a", ASK), Rule("b", later(ASK)), Rule("c")], "a", "a"),
+        ([Rule("a", ASK), Rule("b", later(PolicyDecision.deny("no")))], "b", None),
+        ([Rule("a"), Rule("b", raises)], "b", None),
+        ([Rule("a"), Rule("b", on_result=raises)], "b", None),
+        ([Rule("a"), CapabilityPolicy(name="files", effects={"staged": "deny"})], "files", None),
+    ],
+)
+def test_the_events_name_the_policy_that_decided(policies: list[Any], ended: str, asked: str | None):
+    """The end of a call names the policy that denied it, or that was the first to ask; a request for approval names who asked."""
+    _, _, seen = one_call(policies, environment=Person(approve=True))
+    assert [end.policy for end in seen.of(ToolInvoked)] == [ended]
+    assert [request.policy for request in seen.of(ApprovalRequested)] == ([] if asked is None else [asked])
+
+
+async def test_a_request_of_the_handler_names_no_policy():
+    """An approval that the handler itself requests names no policy, even if a policy asked for the call's approval before."""
+
+    @tool(effect="idempotent")
+    async def pay(context: ToolContext) -> bool:
+        """Pay."""
+        return (await context.request_approval("Really?")).approved
+
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        gate = open_gate([pay], session=session, policies=[Rule("a", ASK)], environment=Person(approve=True))
+        assert (await gate.invoke("pay")).success
+    assert [request.policy for request in seen.of(ApprovalRequested)] == ["a", ""]
+
+
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
     """If one policy denies a call, the call is denied, whatever the order of the policies, and nobody is asked."""

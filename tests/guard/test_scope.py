@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail import Allow, CapabilityPolicy, PathArg, Shell, Tool, ToolContext, ToolResult, tool
+from handrail import Allow, CapabilityPolicy, PathArg, Session, Shell, Tool, ToolContext, ToolResult, tool
+from handrail.events import ApprovalRequested
 from handrail.resources.memory import MemoryFilesystem
 from handrail.run import open_gate
 from handrail.testing import Person
@@ -88,12 +89,17 @@ async def test_what_a_call_changed_outside_its_scope_is_asked_about(files: Any, 
     policy = CapabilityPolicy(effects={"idempotent": "allow"}, scope=["docs"])
     before = tree(files)
     for approve in (False, True):
-        person = Person(approve=approve)
+        person, session = Person(approve=approve), Session()
         gate = open_gate(
-            [working(OUTSIDE[how], effect=effect)], policies=[policy], filesystem=files, environment=person
+            [working(OUTSIDE[how], effect=effect)],
+            policies=[policy],
+            filesystem=files,
+            environment=person,
+            session=session,
         )
         result = await gate.invoke("work")
         [question] = person.questions
+        assert [request.policy for request in session[ApprovalRequested].all()] == ["capability"]
         assert "work changes paths outside its scope: " in question.message
         assert "docs/src" not in question.message
         assert result.success == approve

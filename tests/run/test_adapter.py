@@ -1099,8 +1099,8 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
         assert rest == {name: value for name, value in later.items() if name not in (said, "tools")}
     encoders = {
         "chat": encoder(openai._encode, Quirks(), "chat:openai"),
-        "responses": encoder(responses._items, taken, "responses:openai"),
-        "anthropic": encoder(anthropic._message, taken, "anthropic:anthropic"),
+        "responses": encoder(responses._items, taken, "responses:openai", "", frozenset()),
+        "anthropic": encoder(anthropic._message, taken, "anthropic:anthropic", frozenset()),
     }
     written = [Sent(request.messages).encoded(encoders[wire]) for request in model.requests]
     assert written[1].startswith(written[0])

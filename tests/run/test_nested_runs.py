@@ -270,18 +270,21 @@ async def test_workers(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_trace(way: str, tmp_path: Path) -> None:
-    """A nested run has the root's request id and trace id. Its own id begins with the root's id and the place of the root's call."""
+    """A nested run has the root's request id and trace id, and knows what started the root. Its own id begins with the root's id and the place of the root's call."""
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:
         seen.append(context.run_context)
 
-    response = await Nesting(way, tmp_path, look).run(run_id="r1", trace_id="1f" * 16)
+    response = await Nesting(way, tmp_path, look).run(
+        run_id="r1", traceparent=f"00-{'1f' * 16}-{'2e' * 8}-01"
+    )
     (ids,) = seen
     assert ids.request_id == response.run_id == "r1"
     assert ids.run_id.startswith("r1.1~1/1")
     assert ids.trace_id == "1f" * 16
-    assert ids.span_id == span_of(ids.run_id)
+    assert ids.span_id == span_of(ids.run_id, 1)
+    assert ids.traceparent.startswith("00-1f1f")
 
 
 @every_way

@@ -227,7 +227,7 @@ OWN = (
     "resources",
     "workers",
     "run_id",
-    "trace_id",
+    "traceparent",
     "app",
     "params",
     "message",

@@ -12,6 +12,7 @@ from handrail.errors import DefinitionError
 from support.parked_runs import park_and_resume
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+STARTED = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 
 def calling(request: Any) -> Any:
@@ -30,9 +31,9 @@ def looking(seen: list[RunContext]) -> Any:
     return look
 
 
-@pytest.mark.parametrize("given", [{}, {"trace_id": TRACE}])
-async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
-    """A resumed run has the same trace and span ids, whether they are derived from its id or a trace id is given.
+@pytest.mark.parametrize("given", [{}, {"traceparent": STARTED}])
+async def test_the_trace_survives_resume(given: Any) -> None:
+    """A resumed run has the same trace id, whether it is derived from its id or given, and knows what started it. Each leg has its own span.
 
     The attempt increases by one, and `worker_id` is the owner of the journal's leases.
     """
@@ -42,10 +43,12 @@ async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
     adapter = Adapter(ScriptedModel(calling), journal=journal)
     assert await park_and_resume(adapter, prompt, **given) == "done"
     before, after = seen
-    assert (before.trace_id, before.span_id) == (after.trace_id, after.span_id)
+    assert (before.trace_id, before.traceparent) == (after.trace_id, after.traceparent)
+    assert before.span_id != after.span_id
     assert len(before.trace_id) == 32
     assert len(before.span_id) == 16
-    assert before.trace_id == given.get("trace_id", before.trace_id)
+    assert before.traceparent == given.get("traceparent", "")
+    assert (before.trace_id == TRACE) is bool(given)
     assert before.worker_id == journal.owner
     assert (before.attempt, after.attempt) == (1, 2)
 
@@ -62,7 +65,7 @@ async def test_nested_runs_have_spans_of_their_own_in_one_trace() -> None:
             await context.adapter.evaluate(inner, "go")
         return "nested"
 
-    gate = open_gate([outer], adapter=Adapter(ScriptedModel(calling)), run_id="r1", trace_id=TRACE)
+    gate = open_gate([outer], adapter=Adapter(ScriptedModel(calling)), run_id="r1", traceparent=STARTED)
     (await gate.invoke("outer")).unwrap()
     assert [ids.trace_id for ids in seen] == [TRACE] * 3
     assert len({ids.span_id for ids in seen}) == 3
@@ -76,7 +79,13 @@ async def test_different_runs_have_different_traces() -> None:
     assert len({ids.trace_id for ids in seen}) == 2
 
 
-@pytest.mark.parametrize("trace", ["", "0" * 32, TRACE.upper(), TRACE[1:], f"{TRACE}\n", 3])
-def test_a_wrong_trace_id_is_refused(trace: Any) -> None:
-    with pytest.raises(DefinitionError, match="trace_id is"):
-        open_gate([], trace_id=trace)
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", TRACE, STARTED.upper(), STARTED[1:], f"{STARTED}\n", f"01{STARTED[2:]}", 3),
+        *(STARTED.replace(TRACE, "0" * 32), STARTED.replace("00f067aa0ba902b7", "0" * 16)),
+    ],
+)
+def test_a_wrong_traceparent_is_refused(given: Any) -> None:
+    with pytest.raises(DefinitionError, match="traceparent is"):
+        open_gate([], traceparent=given)

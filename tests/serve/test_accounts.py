@@ -182,7 +182,7 @@ FORGED = {
     "another name": "UPDATE records SET key = 'eve' WHERE chain = 'users' AND key = 'ann'",
     "not removed": "DELETE FROM records WHERE chain = 'users' AND kind = 'removed'",
     "one user less": "DELETE FROM records WHERE chain = 'users' AND link = 1",
-    "added again": """INSERT INTO records SELECT number + 1000000, chain, link + 10, kind, key, at, session_id, body, mac, state, opens
+    "added again": """INSERT INTO records SELECT number + 1000000, chain, link + 10, kind, key, at, session_id, body, mac, state, begins
         FROM records WHERE chain = 'users' AND key = 'fay' AND kind = 'added'""",
     "the end": "DELETE FROM records WHERE chain = 'users' AND link = 4",
     "all": "DELETE FROM records WHERE chain = 'users'",

@@ -208,7 +208,7 @@ async def test_a_body_that_was_read_is_not_kept() -> None:
 
 
 async def test_addresses_without_credentials_have_a_rate(tmp_path: Path) -> None:
-    """An address may use the paths that need no credentials so often. The page, its files and `/health` are always answered."""
+    """An address may use the paths that need no credentials so often. The page, its files, `/health` and `/readyz` are always answered."""
     limits = Limits(requests_per_second=1 / 3600, burst=3, wrong_tokens=100)
     async with serving(tmp_path, limits=limits) as client:
         said = [
@@ -217,6 +217,6 @@ async def test_addresses_without_credentials_have_a_rate(tmp_path: Path) -> None
         assert [each.kind for each in said] == ["TokenWrong"] * 3 + ["TooManyRequests"]
         posted = await client.ask("POST", "/", {}, {"Authorization": "-"})
         assert posted.kind == "TooManyRequests"
-        for path in ("/health", "/", "/assets/nothing.js"):
+        for path in ("/health", "/readyz", "/", "/assets/nothing.js"):
             assert (await client.ask("GET", path, headers={"Authorization": "-"})).status != 429
         assert (await client.ask("GET", "/about")).status == 200

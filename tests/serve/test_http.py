@@ -27,7 +27,7 @@ from handrail.mcp.http import LIMITS
 from handrail.schema.problems import location_of
 from handrail.serve import asgi
 from handrail.serve.limits import Limits, Quota, Rate, network_of
-from handrail.serve.metrics import REFUSED, RUNS_ENDED, Metrics
+from handrail.serve.metrics import REFUSED, RUNS_ENDED, MemoryMetrics
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
 from handrail.serve.people import People
@@ -388,17 +388,17 @@ async def test_metrics_count_and_name_nobody(tmp_path: Path):
             text = (await client.ask("GET", "/metrics", headers=BEARER)).body.decode()
         assert "secret-thread" not in text
         assert "local" not in text
-        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert values["handrail_runs_begun_total"] == "1"
-        assert values['handrail_runs_over_total{outcome="success"}'] == "1"
-        assert values["handrail_viewers"] == "1"
-        assert values['handrail_refused_total{reason="TokenMissing"}'] == "1"
-        assert (
-            values['handrail_requests_total{route="/threads/{id}/messages",method="POST",status="202"}']
-            == "1"
-        )
-        assert int(values["handrail_events_sent_total"]) > 0
-        assert values["handrail_first_event_seconds_count"] == "1"
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        values = {name: float(value) for name, value in lines}
+        assert values["handrail_runs_begun_total"] == 1
+        assert values['handrail_runs_over_total{outcome="success"}'] == 1
+        assert values["handrail_viewers"] == 1
+        assert values['handrail_refused_total{reason="TokenMissing"}'] == 1
+        posted = 'handrail_requests_total{method="POST",route="/threads/{id}/messages",status="202"}'
+        assert values[posted] == 1
+        assert values["handrail_events_sent_total"] > 0
+        assert values["handrail_first_event_seconds_count"] == 1
+        assert values['handrail_legs_total{handrail_run_outcome="done"}'] == 1
         health = (await client.ask("GET", "/health", headers=BEARER)).json
         assert health["status"] == "ok"
         assert health["runs"] == 0
@@ -411,7 +411,7 @@ async def test_a_run_that_waits_for_the_client_s_own_tools_is_not_counted_as_end
     body["protocolVersion"] = "1.0"
     async with serving(tmp_path) as client:
 
-        def ended() -> int:
+        def ended() -> float:
             return client.app.metrics.value(RUNS_ENDED, outcome="success")
 
         async with client.stream("POST", "/agent", body) as stream:
@@ -438,6 +438,8 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
         assert (said.status, said.kind) == (503, "Stopping")
         health = await client.ask("GET", "/health")
         assert (health.status, health.json["status"]) == (503, "stopping")
+        ready = await client.ask("GET", "/readyz")
+        assert (ready.status, ready.json) == (503, {"status": "stopping"})
     async with serving(tmp_path) as client:
         asked = await client.asked("a")
         given = {"question_id": asked["id"], "digest": asked["digest"], "value": {"seats": 1}}
@@ -491,7 +493,7 @@ async def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy
     loop: Any = asyncio.get_running_loop()
     transport, inner = Mock(**{"is_closing.return_value": False}), Mock()
     transport.get_extra_info.return_value = ("127.0.0.1", 1)
-    Connection(Connections(Limits(header_seconds=10), Metrics()), inner).connection_made(transport)
+    Connection(Connections(Limits(header_seconds=10), MemoryMetrics()), inner).connection_made(transport)
     loop.advance(20)  # the loop stood still
     await asyncio.sleep(9)
     transport.write.assert_not_called()

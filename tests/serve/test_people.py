@@ -329,7 +329,7 @@ async def test_a_role_of_one_s_own_allows_nothing_and_an_unknown_endpoint_is_ope
         said = await client.ask("POST", "/threads/a/messages", {"text": "hi"}, headers_of("vic"))
         assert (said.status, said.kind) == (403, "RoleMissing")
         assert "user or approver or admin" in said.json["error"]["message"]
-        open_paths = {"/", "/assets/{name:path}", "/login", "/health"}
+        open_paths = {"/", "/assets/{name:path}", "/login", "/health", "/readyz"}
         paths = {each.path for each in client.app.routes.list()}  # type: ignore[attr-defined]
         assert paths - {path for _, path, *_ in endpoints(client)} == open_paths
 

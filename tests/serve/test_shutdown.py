@@ -18,7 +18,7 @@ from handrail import SqliteJournal
 from handrail.serve import Limits, asgi
 from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.lifespan import on_stop_signal
-from handrail.serve.metrics import EVENTS_SENT, Metrics
+from handrail.serve.metrics import EVENTS_SENT, MemoryMetrics
 from support import PATIENCE, warm_python
 from support.reserved_port import reserved_port
 from support.serving import BEARER, TOKEN, Client, serving, source
@@ -126,7 +126,7 @@ async def test_a_reader_that_reads_nothing_does_not_delay_the_shutdown(
 
 
 async def test_a_stream_that_opens_during_shutdown_is_ended_too():
-    streams = Streams(Limits(), Metrics())
+    streams = Streams(Limits(), MemoryMetrics())
     stream = EventStream(streams, streams.take("anna"), follow(Feed("boot"), 0))
     streams.close()
     sent: list[Any] = []

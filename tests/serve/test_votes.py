@@ -418,7 +418,7 @@ async def test_a_forged_vote_is_refused(tmp_path: Path):
             roles=("approver",),
             approved=True,
         )
-        copied = "SELECT (SELECT max(number) + 1 FROM records), chain, max(link) + 1, kind, key, at, session_id, ?, mac, state, opens FROM records"
+        copied = "SELECT (SELECT max(number) + 1 FROM records), chain, max(link) + 1, kind, key, at, session_id, ?, mac, state, begins FROM records"
         database.execute(f"INSERT INTO records {copied} WHERE kind = 'vote'", (msgspec.msgpack.encode(last),))
         database.execute("UPDATE chains SET links = links + 1 WHERE chain LIKE 'outside %'")
     async with serving(tmp_path, desk(money=TWO)) as client:

@@ -52,12 +52,26 @@ def _run() -> None:
     from handrail.cli.commands import app
     from handrail.cli.outcome import UsageError, fail
     from handrail.cli.server_token import take_secrets
+    from handrail.errors import DefinitionError
 
+    telemetry = None
     try:
         take_secrets()
-    except UsageError as error:
+        if sys.argv[1:2] in _EXECUTING or sys.argv[1:3] in _EXECUTING:
+            from handrail.telemetry import start_from_environment
+
+            telemetry = start_from_environment()
+    except (UsageError, DefinitionError) as error:
         raise SystemExit(fail(error, as_json="--json" in sys.argv)) from None
-    app()
+    try:
+        app()
+    finally:
+        if telemetry is not None:
+            telemetry.stop()
+
+
+_EXECUTING = (["run"], ["chat"], ["serve"], ["mcp"], ["worker"], ["runs", "resume"], ["runs", "undo"])
+"""The commands that execute runs or undo them, so that there is something to observe."""
 
 
 def _prepare_streams() -> None:

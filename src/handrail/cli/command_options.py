@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -31,6 +31,25 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MAX_INPUT = 16 * 1024 * 1024
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
+
+def _use_log_format(format: str) -> str:
+    if format == "json":
+        from handrail.cli.json_log import use_json
+
+        use_json()
+    return format
+
+
+LogFormat = Annotated[
+    Literal["text", "json"],
+    typer.Option(
+        "--log",
+        metavar="FORMAT",
+        callback=_use_log_format,
+        is_eager=True,
+        help="What standard error gets. text: lines for people; json: a JSON object for each line and log record.",
+    ),
+]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -174,6 +193,7 @@ class WorkerOptions:
     continues: Annotated[
         bool, typer.Option("--continue", "-c", help="Continue your newest recorded conversation with it.")
     ] = False
+    log: LogFormat = "text"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False
     verbose: Annotated[
         bool,
@@ -249,6 +269,7 @@ class FleetOptions:
             "all: approve; strict: deny.",
         ),
     ] = "later"
+    log: LogFormat = "text"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +334,7 @@ class ServeOptions:
         ),
     ] = None
     access_log: AccessLog = None
+    log: LogFormat = "text"
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
     hosts: Hosts = None
     origins: Origins = None
@@ -428,6 +450,7 @@ class McpOptions:
         ),
     ] = "ask"
     access_log: AccessLog = None
+    log: LogFormat = "text"
     hosts: Hosts = None
     origins: Origins = None
     prefix: Prefix = ""

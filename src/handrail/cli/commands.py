@@ -148,6 +148,13 @@ def worker(
         float,
         typer.Option(min=0, metavar="SECONDS", help="How long runs may take to finish after SIGTERM."),
     ] = 30.0,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Serve /metrics and /health at this address, such as 127.0.0.1:9464, to everybody who can reach it.",
+        ),
+    ] = None,
 ) -> None:
     """Execute an app's runs, which wait in a journal.
 
@@ -155,7 +162,7 @@ def worker(
     """
     from handrail.cli import fleet_commands
 
-    raise typer.Exit(fleet_commands.work(options, dispatcher, limit, host, grace))
+    raise typer.Exit(fleet_commands.work(options, dispatcher, limit, host, grace, listen))
 
 
 @app.command(epilog=_EPILOG)
@@ -224,6 +231,28 @@ def models(as_json: Json = False) -> None:
     raise typer.Exit(models_commands.models(as_json))
 
 
+@app.command()
+def doctor(
+    app: Annotated[
+        str | None,
+        typer.Argument(metavar="[APP]", help="An app to load, as for `serve`. Its code is executed."),
+    ] = None,
+    journal: JournalFile = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Also ask the servers of models, which others may see.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check Python, extras, sandbox, journal, key, clock, database and models, and say what to do about problems.
+
+    Exits with 1 if there is a problem. Nothing is created or changed.
+    """
+    from handrail.cli import doctor_command
+
+    raise typer.Exit(doctor_command.doctor(app, journal, network, strict, as_json))
+
+
 class _Group(TyperGroup):
     """A group whose commands are in a module of their own, which is loaded only when they are needed."""
 
@@ -266,4 +295,8 @@ _add_group(
 _add_group(
     "workspaces",
     "Copy files into workspaces and out of them. A run works in one with --files workspace:NAME.",
+)
+_add_group(
+    "journal",
+    "Back up a journal while it is in use, restore it, and upgrade one that an earlier release wrote.",
 )

@@ -7,7 +7,7 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,48 +30,101 @@ from handrail.journal.records import WORKSPACE
 from handrail.text.rendering import counted, escape_line
 
 if TYPE_CHECKING:
-    from handrail.fleet import Engine, FleetApp
+    import socket
+
+    from handrail.fleet import Engine, FleetApp, Runner
     from handrail.journal.protocol import Journal
 
 _SPAN = re.compile(r"(\d+)([smhd])")
+_ADDRESS = re.compile(r"(?:\[([^\]\s]+)\]|([^:/\s]+)):(\d{1,5})")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def work(options: FleetOptions, dispatcher: str | None, limit: int, host: str | None, grace: float) -> int:
+def work(
+    options: FleetOptions,
+    dispatcher: str | None,
+    limit: int,
+    host: str | None,
+    grace: float,
+    address: str | None,
+) -> int:
     """Execute runs until SIGTERM or Ctrl-C, and return the exit code."""
     try:
-        with divert_stdout():
-            app = _load(options)
-        with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
-            asyncio.run(_work(journal, app, dispatcher, limit, host or "", grace))
+        with contextlib.ExitStack() as during:
+            listening = None if address is None else during.enter_context(_listen(address))
+            with divert_stdout():
+                app = _load(options)
+            journal = during.enter_context(
+                contextlib.closing(open_journal(options.journal, app.source.files))
+            )
+            runner = _runner(options, journal, app, dispatcher, limit, host)
+            asyncio.run(_work(runner, grace, listening, f"{app.name}, version {app.code[:12]}", dispatcher))
     except Exception as error:
         return fail(error)
     return DONE
 
 
-async def _work(
-    journal: Journal, app: FleetApp, dispatcher: str | None, limit: int, host: str, grace: float
-) -> None:
+def _runner(
+    options: FleetOptions,
+    journal: Journal,
+    app: FleetApp,
+    dispatcher: str | None,
+    limit: int,
+    host: str | None,
+) -> Runner:
     from handrail.fleet import Runner
 
+    report: Callable[[str], None] = _print if options.log == "text" else lambda line: None  # it is logged too
+    engine = _engine(dispatcher, journal)
+    return Runner(journal, [app], dispatcher=engine, limit=limit, host=host or "", report=report)
+
+
+async def _work(
+    runner: Runner, grace: float, listening: socket.socket | None, app: str, engine: str | None
+) -> None:
     stop = asyncio.Event()
-    runner = Runner(
-        journal, [app], dispatcher=_engine(dispatcher, journal), limit=limit, host=host, report=_print
-    )
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, _stop, stop, runner)
-    engine = "" if dispatcher is None else f", started by {dispatcher}"
-    _print(
-        f"Worker {journal.owner} on {runner.host} executes up to {limit} runs of {app.name}, version {app.code[:12]}{engine}."
-    )
-    await runner.run(stop, grace=grace)
+    async with contextlib.AsyncExitStack() as during:
+        if listening is not None:
+            from handrail.fleet.status import StatusServer
+            from handrail.serve.metrics import new_metrics
+            from handrail.serve.server import address_of
+
+            status = StatusServer(runner, new_metrics({}), stop.is_set)
+            await during.enter_async_context(status.listen(listening))
+            _print(f"Metrics are at {address_of(listening)}metrics")
+        by = "" if engine is None else f", started by {engine}"
+        _print(
+            f"Worker {runner.journal.owner} on {runner.host} executes up to {runner.limit} runs of {app}{by}."
+        )
+        await runner.run(stop, grace=grace)
     _print("Stopped.")
 
 
-def _stop(stop: asyncio.Event, runner: object) -> None:
-    left = len(getattr(runner, "running", ()))
-    _print(f"Draining: {counted(left, 'run')} left, and no more are taken.")
+def _listen(address: str) -> socket.socket:
+    """Open a listening socket. Raises `UsageError` if the address is malformed or can't be used."""
+    from handrail.cli.serve_commands import check_extra
+    from handrail.serve.server import listen
+
+    check_extra()
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found[3]) > 65535:
+        raise UsageError(
+            f"--listen {address!r} is not an address. Write HOST:PORT, such as 127.0.0.1:9464 or [::]:9464."
+        )
+    try:
+        return listen(found[1] or found[2], int(found[3]))
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(
+            f"can't listen on {address}: {reason}. Give --listen another address, or port 0 for any free one."
+        ) from None
+
+
+def _stop(stop: asyncio.Event, runner: Runner) -> None:
+    _print(f"Draining: {counted(len(runner.running), 'run')} left, and no more are taken.")
     stop.set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handrail.cli.json_log import JsonStream
 from handrail.cli.streams import unguarded
 from handrail.errors import (
     DefinitionError,
@@ -168,9 +170,12 @@ def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool =
 
 def print_error(message: str, colour: Style = "red") -> None:
     """Print a message to standard error, with its first line in colour if the stream takes colour."""
+    stream = unguarded(sys.stderr)
+    if isinstance(stream, JsonStream):
+        stream.report(logging.ERROR if colour == "red" else logging.WARNING, message)
+        return
     style = Styler(wants_colour(sys.stderr))
     head, _, rest = escape(message).partition("\n")
-    stream = unguarded(sys.stderr)
     stream.write(f"{style(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
     stream.flush()
 

@@ -13,7 +13,6 @@ from handrail import runs
 from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown
-from handrail.imports import import_app
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.records import RunRecord, RunRow
 from handrail.text.raised_errors import with_place
@@ -181,6 +180,7 @@ class RecordedRun:
         Raises `UsageError` or a `HandrailError` if it can't be loaded.
         """
         from handrail.run.record.begin import code_of, prompt_of
+        from handrail.runs.cases import adapter_at
 
         record = self.row.record
         named = app or record.app
@@ -191,7 +191,7 @@ class RecordedRun:
 
                 _, worker = WorkerRegistry.of_file(named)
             prompt = prompt_of(record.id, named) if worker is None else worker.prompt
-            own = None if worker is not None else _adapter_at(named)
+            own = None if worker is not None else adapter_at(named)
             return Program(prompt, bool(record.code) and code_of(named) != record.code, worker, own)
         except HandrailError:
             raise
@@ -262,18 +262,6 @@ class RecordedRun:
             else f"there is no question {named!r}; name one by its id"
         )
         raise UsageError(f"{problem}:\n{ids}")
-
-
-def _adapter_at(app: str) -> Adapter | None:
-    """Return the adapter of the agent that an app's name refers to, or the one beside its prompt; None if there is none."""
-    from handrail.agent import Agent
-    from handrail.run.adapter import Adapter
-
-    module, _, name = app.partition(":")
-    found = import_app(module)
-    named: Any = getattr(found, name, None)
-    beside: Any = named.adapter if isinstance(named, Agent) else getattr(found, "adapter", None)
-    return beside if isinstance(beside, Adapter) else None
 
 
 def continuation(row: RunRow, resume: str) -> str:

@@ -45,7 +45,7 @@ from handrail.cli.outcome import (
 from handrail.cli.recorded_run import Program, RecordedRun, continuation
 from handrail.cli.streams import terminal_environment
 from handrail.clock import SYSTEM_CLOCK
-from handrail.errors import RunParked
+from handrail.errors import RunError, RunParked
 from handrail.journal.any_journal import AnyJournal, open_by_name
 from handrail.journal.location import former_journals
 from handrail.journal.records import OVER, When, queue_of
@@ -106,7 +106,7 @@ def _run(
     """Run a command on its journal, print its report, and return the exit code."""
     try:
         search_here()
-        named = journal_url(journal) or _journal_file(journal, creates_journal)
+        named = journal_url(journal) or journal_file(journal, creates_journal)
 
         async def run() -> Report:
             opened = open_by_name(named, watches=False)
@@ -128,7 +128,7 @@ def _run(
     return report.code
 
 
-def _journal_file(given: str | None, create: bool) -> Path:
+def journal_file(given: str | None, create: bool) -> Path:
     """Return the path of the journal's file. Raises `UsageError` if it does not exist and the command may not create it."""
     if create:
         return prepare_journal(given)
@@ -151,6 +151,10 @@ Files = Annotated[
         metavar="FOLDER",
         help="The folder the run works in. Default: the one it was recorded with.",
     ),
+]
+FirstFiles = Annotated[
+    Path | None,
+    typer.Option("--files", metavar="FOLDER", help="A folder as it was when the run began."),
 ]
 App = Annotated[
     str | None,
@@ -526,6 +530,15 @@ async def adopt(
             f"the app of {recorded.id} is {named!r}, which isn't here: {error}. Go to the folder that it is in, "
             "or name the app that the run moves to: --app module:name."
         ) from error
+    if row.record.has_begun:
+        prompt = FleetApp.load(named).source.prompt_name
+        if prompt != row.record.prompt:
+            raise UsageError(
+                f"{recorded.id} began with the prompt {row.record.prompt!r}, and that of {named} is now {prompt!r}. "
+                "Give it its former name, or name another app: --app module:name."
+            )
+        # Whether this code reads what the session's runs have recorded. The error names the class and the field.
+        await runs.session(journal, row.record.session_id, principal=row.record.principal)
     await journal.queue.adopt(recorded.id, queue_of(named, code))
     data = {"run_id": recorded.id, "app": named, "code": code, "queue": queue_of(named, code)}
     changed = "" if code != row.queue.rpartition("@")[2] else " It had this version before."
@@ -616,12 +629,7 @@ async def replay(
     journal: AnyJournal,
     run: RunId,
     app_: App = None,
-    files: Annotated[
-        Path | None,
-        typer.Option(
-            "--files", metavar="FOLDER", help="A folder as it was when the run began. Default: the run's own."
-        ),
-    ] = None,
+    files: FirstFiles = None,
 ) -> Report:
     """Replay a run with today's code and report the first difference. Nothing is changed."""
     from handrail.runs.check import Tally
@@ -654,12 +662,39 @@ async def replay(
 
 @command("export")
 async def export(
-    journal: AnyJournal, run: RunId, path: Annotated[Path, typer.Argument(help="The file to write.")]
+    journal: AnyJournal,
+    run: RunId,
+    path: Annotated[Path, typer.Argument(help="The file to write.")],
+    case: Annotated[
+        bool,
+        typer.Option("--case", help="Write a case, which pytest replays if its name ends in .case.json."),
+    ] = False,
+    app_: App = None,
+    files: FirstFiles = None,
+    real: Annotated[
+        list[str] | None,
+        typer.Option("--real", metavar="TOOL", help="A tool that the case really runs; repeatable."),
+    ] = None,
 ) -> Report:
     """Export a run to a file, without secrets."""
-    id = (await RecordedRun.find(journal, run)).id
-    lines = await runs.export(journal, id, path)
-    return Report({"run_id": id, "path": str(path), "lines": lines}, f"Exported {id} to {path}.")
+    row = (await RecordedRun.find(journal, run)).row
+    id = row.record.id
+    if not case:
+        if app_ or files or real:
+            raise UsageError("--app, --files and --real are options of a case. Add --case.")
+        lines = await runs.export(journal, id, path)
+        return Report({"run_id": id, "path": str(path), "lines": lines}, f"Exported {id} to {path}.")
+    if not (app_ or row.record.app):
+        problem = "it began without a reference to its agent, which a case needs"
+        raise RunError(id, problem, "Name the agent: --app module:name.")
+    made = await runs.make_case(
+        journal, id, app=app_ or "", files=files, tools=dict.fromkeys(real or (), "real")
+    )
+    made.save(path)
+    lacking = made.lacking
+    notes = ["The case lacks files, so these calls have their recorded results:", *map(escape, lacking)]
+    data = {"run_id": id, "path": str(path), "lacking": lacking, "left_out": made.left_out}
+    return Report(data, f"Exported {id} to {path} as a case.", *(notes if lacking else ()))
 
 
 @command("import", creates_journal=True)

@@ -156,10 +156,16 @@ def _log_handler(level: int) -> logging.StreamHandler[TextIO]:
 
 
 def configure_logging(verbose: bool) -> None:
-    """With `verbose`, print log records from INFO on to standard error. Otherwise, discard Handrail's own."""
+    """With `verbose`, print log records from INFO on to standard error. Otherwise, discard Handrail's own, except warnings about telemetry.
+
+    Does nothing if the root logger has a handler, as with `--log json`.
+    """
+    if logging.getLogger().handlers:
+        return
     if verbose:
         logging.basicConfig(level=logging.INFO, handlers=[_log_handler(logging.INFO)])
     else:
         log = logging.getLogger("handrail")
         log.addHandler(logging.NullHandler())
         log.propagate = False
+        logging.getLogger("handrail.telemetry").addHandler(_log_handler(logging.WARNING))

@@ -47,7 +47,9 @@ class RunContext(msgspec.Struct, frozen=True):
     trace_id: str
     """The trace that the run and all runs nested in it belong to. It stays the same when the run is resumed."""
     span_id: str
-    """The span of this run. A nested run has its own."""
+    """The span of this run's current leg. A nested run has its own, and so has a resumed run."""
+    traceparent: str = ""
+    """What the outermost run was started from, as W3C's `traceparent`; "" if nothing was given."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

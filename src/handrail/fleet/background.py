@@ -20,7 +20,7 @@ from handrail.events import BackgroundStarted
 from handrail.fleet.submission import Submission, record_of
 from handrail.guard.outer_policy import OuterPolicy, outer_policies, own_policies
 from handrail.guard.policy import within_scope
-from handrail.ids import spawned_id
+from handrail.ids import spawned_id, traceparent_of, tracing
 from handrail.journal.local import LocalMessages
 from handrail.journal.records import OVER, Amounts, Parent, QueuedMessage, SpawnedRun, When, workspace_name
 from handrail.prompt import Prompt
@@ -220,6 +220,11 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
             raise self.refused(f"there is no folder {str(files)!r}", "Pass the path of a folder.")
         return str(Path(files).resolve())
 
+    @property
+    def traceparent(self) -> str:
+        """What the run begins from: the call, or the app's current span inside it."""
+        return tracing.ambient() or traceparent_of(self.attempt.run_context, self.attempt.id)
+
     def source(self) -> Source:
         """Find the agent. Raises `SpawnRefused` if it is not a worker of the run, or an agent in a module that others can import."""
         reach, app = self.attempt.run.workers, self.name
@@ -262,7 +267,13 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
             raise self.refused(problem, "Begin it in a run with a prompt.")
         source, share = self.source(), self.share
         budget, run_id, call_id = self.budget if share else None, root.run_context.run_id, self.attempt.id
-        asked = Submission(self.message, principal=session.principal, folder=folder, budget=budget)
+        asked = Submission(
+            self.message,
+            principal=session.principal,
+            folder=folder,
+            budget=budget,
+            traceparent=self.traceparent,
+        )
         wake = msgspec.msgpack.encode(self.woken(id)) if self.wake else b""
         parent = Parent(run_id=run_id, call_id=call_id, share=share, policies=self.policies(), wake=wake)
         now = root.clock.now().timestamp()
@@ -279,6 +290,7 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
         limits: Any = {} if root.budget is None else root.budget.limits
         where: Any = {"folder": folder_of(files), "startup_files": tuple(allowed_in(files))}
         budget = Budget(**limits) if limits else None
+        where["traceparent"] = self.traceparent
         asked = Submission(_WOKEN, session_id=session.id, principal=session.principal, budget=budget, **where)
         now = root.clock.now().timestamp()
         record = record_of(asked, spawned_id(id), now, now, prompt.name, settings.model.name, app)
@@ -299,6 +311,7 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
             "environment": run.people.environment,
             "budget": tracker if self.share else None,
             "outer_policies": outer_policies(run.policies),
+            "traceparent": self.traceparent,
         }
         started = BackgroundStarted(id, source.prompt_name, self.message, attempt.id, attempt.run_context)
         local = _local.setdefault(run.session, {})

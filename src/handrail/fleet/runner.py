@@ -13,6 +13,7 @@ from handrail.concurrency.cancellation import shielded
 from handrail.concurrency.deadline import Deadline
 from handrail.errors import (
     JournalError,
+    JournalUpgraded,
     PromptEvaluationError,
     RunBusy,
     RunParked,
@@ -20,6 +21,7 @@ from handrail.errors import (
     SessionOutdated,
     WorkspaceBusy,
 )
+from handrail.events import RunClaimed
 from handrail.fleet.background import policies_of
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import FleetApp, repeat, this_host
@@ -33,6 +35,7 @@ from handrail.runs import cancel
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED
 from handrail.serve.people import People
+from handrail.session.bus import publish_everywhere
 from handrail.text.raised_errors import described
 from handrail.text.rendering import counted
 
@@ -132,7 +135,8 @@ class Runner:
         """Execute legs until `stop` is set. Then take no more runs, and give the current legs `grace` seconds to finish.
 
         Legs that are left after that are interrupted, and their runs are immediately due for other workers. The same happens
-        without the grace period if this worker fails or is cancelled.
+        without the grace period if this worker fails or is cancelled. Raises `JournalUpgraded` once the journal no longer lets
+        this version write to it.
         """
         self._narrator = _narrator(self.journal, self._clock, self._who_may_vote)
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
@@ -186,8 +190,10 @@ class Runner:
                         self._start(self._execute(row))
                         continue
                 await self.journal.queue.wait(_LOOK_SECONDS)
-            except JournalError:
-                log.warning("could not look for runs; will retry", exc_info=True)
+            except JournalUpgraded:
+                raise
+            except JournalError as error:
+                log.log(error.retry_level, "could not look for runs; will retry", exc_info=True)
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
@@ -243,8 +249,12 @@ class Runner:
                 if self._engine is not None and not self._draining:
                     handed = await self._hand_over(handed, now)
                 await self.journal.queue.wait(_LOOK_SECONDS)
-            except JournalError:
-                log.warning("the periodic checks of this worker failed; will retry", exc_info=True)
+            except JournalUpgraded:
+                raise
+            except JournalError as error:
+                log.log(
+                    error.retry_level, "the periodic checks of this worker failed; will retry", exc_info=True
+                )
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
@@ -276,23 +286,23 @@ class Runner:
     async def _execute(self, row: RunRow) -> None:
         """Execute a leg of a claimed run. If the leg fails, `_failed` releases the run."""
         leg = self._legs[row.record.id] = _Leg(row, self._apps[row.queue], self._who_may_vote)
-        self._report(f"{leg.run_id} leg {row.legs}: {'begins' if row.status == 'queued' else 'continues'}")
+        self._tell(leg.run_id, f"leg {row.legs} {'begins' if row.status == 'queued' else 'continues'}")
         try:
             # A lost worker had claimed the run, was asked to cancel it, and never began it.
             if row.status == "queued" and row.stopping:
                 await cancel(self.journal, leg.run_id)
-                return self._report(f"{leg.run_id}: cancelled before it began")
+                return self._tell(leg.run_id, "cancelled before it began")
             if not row.stopping and not self._may_run(row.record.principal):
                 return await self._put_off(row)
             stream = await self._open(leg)
             if leg.narration is not None:
                 leg.narration.begin(stream, "")
             await stream.response
-            self._report(f"{leg.run_id}: done")
+            self._tell(leg.run_id, "done")
         except RunParked as parked:
-            self._report(f"{leg.run_id}: parked, {counted(len(parked.questions), 'open question')}")
+            self._tell(leg.run_id, f"parked, {counted(len(parked.questions), 'open question')}")
         except RunBusy as busy:
-            self._report(f"{leg.run_id}: taken over by {busy.owner}")
+            self._tell(leg.run_id, f"taken over by {busy.owner}")
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -304,6 +314,10 @@ class Runner:
             if (parent := row.record.parent) is not None:
                 with contextlib.suppress(JournalError):
                     await renew_now(self.journal, parent.run_id)  # it is told the end at once if it is here
+
+    def _tell(self, run_id: str, what: str) -> None:
+        self._report(f"{run_id}: {what}")
+        log.info("%s: %s", run_id, what, extra={"run_id": run_id})
 
     def _may_run(self, principal: str) -> bool:
         return self._people is None or self._people.may_run(principal)
@@ -319,7 +333,7 @@ class Runner:
         """Release the run of a principal who may not run anything. It is due again later, in case that changes."""
         run_id, later = row.record.id, self.journal.clock.now().timestamp() + _RETRY_SECONDS
         await self.journal.runs.leave(run_id, row.status, row.outcome, due_at=later)
-        self._report(f"{run_id}: waits, because its user was removed or may not run anything")
+        self._tell(run_id, "waits, because its user was removed or may not run anything")
 
     async def _open(self, leg: _Leg) -> RunStream[Any]:
         """Begin a queued run, or resume a run that has begun. A repeated run submits the next one of its series when it begins."""
@@ -337,6 +351,8 @@ class Runner:
         if leg.row.status != "queued":
             return source.resume(record.id, journal=journal, environment=leg.host, session=session)
         request = decode_request(record)
+        waited = journal.clock.now().timestamp() - max(record.began_at, request.due_at or 0.0)
+        publish_everywhere(RunClaimed(record.id, max(0.0, waited)))
         await repeat(journal, leg.row, request, self._dispatcher)
         if session is None:
             session = await load_session(journal, record.session_id, principal=record.principal)
@@ -354,6 +370,7 @@ class Runner:
             else Deadline.after(request.deadline, clock=self._clock),
             budget=None if limits is None else Budget(**limits),
             outer_policies=() if record.parent is None else policies_of(record.parent),
+            traceparent=request.traceparent or None,
         )
 
     async def _failed(self, leg: _Leg, error: Exception) -> None:
@@ -363,16 +380,16 @@ class Runner:
         recorded as failed, unless the journal failed or another run has its workspace or session. Any other run is due again later. If the
         journal fails, `_release` releases the run later.
         """
-        self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
+        self._tell(leg.run_id, f"{type(error).__name__}: {error}")
         journal, run_id = self.journal, leg.run_id
         try:
             row = await journal.runs.get(run_id)
             if row.status in OVER:
                 return
             if row.owner not in ("", journal.owner):
-                return self._report(f"{run_id}: taken over by {row.owner}")
+                return self._tell(run_id, f"taken over by {row.owner}")
             if not isinstance(error, JournalError | PromptEvaluationError | _Busy):
-                log.error("a leg of run %s failed", run_id, exc_info=error)
+                log.error("a leg of run %s failed", run_id, exc_info=error, extra={"run_id": run_id})
             is_mine = row.owner == journal.owner
             pause = _BUSY_SECONDS if isinstance(error, _Busy) else _RETRY_SECONDS
             later = journal.clock.now().timestamp() + pause
@@ -382,11 +399,11 @@ class Runner:
                 await journal.runs.leave(run_id, row.status, row.outcome, due_at=later)
             elif not row.owner:
                 await journal.queue.wake(run_id, later)
-        except JournalError:
-            log.warning("run %s could not be released; will retry", run_id, exc_info=True)
+        except JournalError as error:
+            log.log(error.retry_level, "run %s could not be released; will retry", run_id, exc_info=True)
             self._unreleased.add(run_id)
         except RunBusy as busy:
-            self._report(f"{run_id}: taken over by {busy.owner}")
+            self._tell(run_id, f"taken over by {busy.owner}")
 
     async def _release(self) -> None:
         """Release the runs that could not be released when their legs failed.
@@ -422,7 +439,7 @@ class Runner:
                 row = await self.journal.runs.get(run_id)
                 if row.status not in OVER and not row.owner:
                     await self.journal.queue.wake(run_id)
-                    self._report(f"{run_id}: left for another worker")
+                    self._tell(run_id, "left for another worker")
 
 
 def _narrator(journal: Journal, clock: Clock, voters: Voters) -> Narrator | None:

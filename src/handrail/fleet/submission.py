@@ -14,11 +14,12 @@ from handrail.concurrency.deadline import is_span
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.errors import DefinitionError
 from handrail.fleet.dispatcher import Dispatcher
-from handrail.ids import NewId, check_id, random_id
+from handrail.ids import NewId, check_id, random_id, started_from
 from handrail.journal.protocol import Journal
 from handrail.journal.records import WORKSPACE, RunRecord, RunRow, queue_of
 from handrail.messages import Model
 from handrail.run.limits import Budget
+from handrail.run.options import check_value
 from handrail.run.record.begin import RunRequest, code_of
 from handrail.run.record.log import contents, load_attachments
 from handrail.serve.sources import Source, load
@@ -107,6 +108,7 @@ class Submission:
     - `attachments`: files for the model, given as attachments, paths on this host, or http addresses. The bytes of files are
       recorded with the run. Addresses are recorded as they are.
     - `deadline`: how many seconds the run has once it begins.
+    - `traceparent`: the span that the run belongs to, as W3C defines it. Default: the app's current span, if telemetry is on.
 
     Raises `DefinitionError` if `every` is not a positive number of seconds, or an attachment can't be read.
     """
@@ -124,6 +126,7 @@ class Submission:
     host: str = ""
     deadline: float | None = None
     budget: Budget | None = None
+    traceparent: str = ""
 
     def __post_init__(self) -> None:
         check_id("principal", self.principal)
@@ -135,6 +138,8 @@ class Submission:
                 f"every={self.every!r} is not a positive number of seconds. Pass one, such as every=3600."
             )
 
+        if self.traceparent:
+            check_value("traceparent", self.traceparent)
         object.__setattr__(self, "attachments", attachments_of(self.attachments))
 
     @property
@@ -155,6 +160,7 @@ class Submission:
             every=self.every,
             due_at=due_at,
             key=self.key or run_id,
+            traceparent=self.traceparent or started_from(),
         )
 
     @property
@@ -228,7 +234,7 @@ async def repeat(journal: Journal, row: RunRow, request: RunRequest, dispatcher:
         session_id=new_id if has_own_session else row.record.session_id,
         began_at=due,
         begin=b"",
-        request=msgspec.msgpack.encode(msgspec.structs.replace(request, due_at=due)),
+        request=msgspec.msgpack.encode(msgspec.structs.replace(request, due_at=due, traceparent="")),
     )
     blobs = contents(request.attachments)
     next_row = await journal.queue.submit(record, at=due, host=row.host, key=key, blobs=blobs)

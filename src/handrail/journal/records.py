@@ -397,6 +397,11 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spawned: tuple[SpawnedRun, ...] = ()
     """The background runs that the call has begun. They are submitted when the call is recorded, or if it changes files, applied."""
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the call had a lasting effect: on the session, on files or elsewhere, or by beginning a background run."""
+        return bool(self.effects or self.writes or self.spawned)
+
     def is_in(self, root: str, root_id: str) -> bool:
         """Return whether the call worked in this folder.
 

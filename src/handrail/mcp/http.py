@@ -35,7 +35,7 @@ from handrail.schema.size import MOST_VALUES
 from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits, Quota
-from handrail.serve.metrics import Metrics
+from handrail.serve.metrics import MemoryMetrics
 from handrail.serve.middleware import AccessLog, GuardMiddleware
 from handrail.serve.pages import Pages
 from handrail.serve.people import People
@@ -83,7 +83,7 @@ class HttpServer:
         self.served = served
         served.calls.most = limits.runs_per_principal
         self.limits = limits
-        self.metrics = Metrics()
+        self.metrics = MemoryMetrics()
         journal = served.calls.journal
         self.principals = Principals(
             people or People(),

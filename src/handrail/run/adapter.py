@@ -301,7 +301,11 @@ def _local_messages(session: Session, options: RunOptions) -> LocalMessages:
 def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
     """Publish the session's events on these buses as well. Returns a function that stops this."""
     own = session.dispatcher
-    stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
+    stops = [
+        own.subscribe(object, bus.relay if isinstance(bus, Dispatcher) else bus.publish)
+        for bus in buses
+        if bus is not None and bus is not own
+    ]
 
     def stop() -> None:
         for each in stops:

@@ -41,6 +41,7 @@ from handrail.run.questions import (
     note_verb,
     params_that_came,
     question_of,
+    seconds_open,
     waiting_for_a_person,
 )
 from handrail.run.record.log import RunLog
@@ -89,7 +90,8 @@ async def ask_approval(
     transaction = attempt.open_transaction
     request = partial(_request, attempt, asks, name, reason, diff, question_id)
     asked, recall = await transaction.go_through(request) if diff else request()
-    return await _decided(attempt, reason, asked, recall)
+    policy = attempt.passage.policy if asks == "call" else ""
+    return await _decided(attempt, reason, policy, asked, recall)
 
 
 def _request(
@@ -153,12 +155,12 @@ def _request(
 
 
 async def _decided(
-    attempt: Attempt, reason: str, asked: ApprovalRequest, recall: Recall
+    attempt: Attempt, reason: str, policy: str, asked: ApprovalRequest, recall: Recall
 ) -> tuple[Approval, DecidedBy]:
     """Have a request decided, and publish that it was made and how it was decided."""
     run, question = attempt.run, asked.question
     requested = ApprovalRequested(
-        question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context
+        question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context, policy
     )
     tell(attempt, requested, question.id, known=question.id in run.log.asked)
     decided = Decided(Approval(False, "", "", "cancelled"), "asked")
@@ -175,6 +177,7 @@ async def _decided(
                 attempt.run_context,
                 decided.how,
                 decided.remembered,
+                seconds_open(attempt, question),
             )
             tell(attempt, told, question.id)
     return decided.approval, decided.how
@@ -342,7 +345,10 @@ def outside_scope(attempt: Attempt) -> list[str]:
         if isinstance(policy, ChangePolicy):
             context = attempt.policy_context
             assert context is not None, "policies check a call with their context"
-            found.update(dict.fromkeys(policy.paths_outside(attempt.tool, context=context)))
+            outside = policy.paths_outside(attempt.tool, context=context)
+            found.update(dict.fromkeys(outside))
+            if outside and not attempt.passage.policy:
+                attempt.passage.policy = policy.name
     if not found or not attempt.passage.has_asked or attempt.preview is not None:
         return list(found)
     named = paths_of(attempt, params_that_came(attempt), False) or ()

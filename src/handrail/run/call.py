@@ -10,7 +10,7 @@ from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +33,8 @@ from handrail.context import (
 )
 from handrail.context.extras import NO_EXTRAS
 from handrail.errors import CallFailed, ContextExpired, DefinitionError, NotSupported
-from handrail.events import CallStatus, Emitted, Progress, ToolResumed, ToolStarted
+from handrail.events import CallStatus, Emitted, Fact, Progress, ToolResumed, ToolStarted
+from handrail.ids import tracing
 from handrail.messages import CallAsked
 from handrail.protocols import (
     BoundAdapter,
@@ -280,6 +281,8 @@ class Passage(msgspec.Struct, eq=False):
     """The policies' decision on the newest attempt: `allow`, `deny`, or `ask: ` and the reason; "" if they have not decided, or there
     are none.
     """
+    policy: str = ""
+    """The name of the policy that denied the newest attempt, or that was the first to ask for its approval; "" if none did."""
     policy_home: Home | None = None
     """The owner of the policies' operations on the newest attempt; None until they use one."""
     quorums: tuple[Quorum, ...] = ()
@@ -589,7 +592,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     @property
     def extras(self) -> Extras:
         run, answer = self.run, self.run.model.answer
-        return run.options.extras.for_call(self.call.id, NO_EXTRAS if answer is None else answer.extras)
+        given = run.options.extras if tracing.extras is None else tracing.extras.merged(run.options.extras)
+        return given.for_call(self.call.id, NO_EXTRAS if answer is None else answer.extras)
 
     # Resources and state.
 
@@ -824,6 +828,13 @@ def attempt_of(context: ToolContext) -> Attempt | None:
     """Return the attempt behind a handler's context; None if no gate made the context, as in a test."""
     behind: Any = call_behind(context)
     return behind if isinstance(behind, Attempt) else None
+
+
+def announce(context: ToolContext, kind: Callable[..., Fact], *values: object) -> None:
+    """Publish a fact about a handler's call that is only for telemetry, if anybody listens. `values` stand between the id and the run."""
+    attempt = attempt_of(context)
+    if attempt is not None and attempt.run.told.get(cast("type[Fact]", kind), True):
+        attempt.run.publish(kind(attempt.id, *values, attempt.run_context))
 
 
 # --- turns -------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from handrail.run.adapter import Settings, check_added, check_files, forward_eve
 from handrail.run.answer import spent_by
 from handrail.run.conversation import NO_MESSAGE, Conversation, root_conversation
 from handrail.run.loop import run_in
-from handrail.run.mailbox import Mailbox
+from handrail.run.mailbox import look
 from handrail.run.nested import nested_run
 from handrail.run.options import NestedArguments, Recoverable, RunFiles, RunOptions, check_value
 from handrail.run.record.begin import (
@@ -173,8 +173,7 @@ async def resume(
             await keep_decisions(resumed.session, journal, is_restored=True)
             run = _open(adapter, prompt, resumed.options(options), heard is not None, resumed.log)
             if row.has_messages:
-                run.mailbox = Mailbox(run, journal.messages)
-                await run.mailbox.look()
+                await look(run, journal.messages)
             return await _go(run, prompt, resumed.begin_again, heard)
 
 

@@ -24,7 +24,7 @@ from handrail.errors import (
     PromptValidationError,
     VisibilityExpansionRequired,
 )
-from handrail.events import PromptExecuted, PromptRendered, ToolWithheld
+from handrail.events import PromptExecuted, PromptParked, PromptRendered, SkillUsed, ToolWithheld
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
 from handrail.models.prices import tariff_of, window_of
@@ -32,7 +32,7 @@ from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.prompt.compact import AT_THE_WINDOW
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
-from handrail.run.call import Attempt, Call, Passage
+from handrail.run.call import Attempt, Call, Passage, announce
 from handrail.run.conversation import Conversation, SecretMask
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
@@ -41,7 +41,7 @@ from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policies, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
 from handrail.run.run import Run
-from handrail.run.search import ToolSearch
+from handrail.run.search import SEARCHER, ToolSearch
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
 from handrail.run.window import Window
@@ -223,7 +223,9 @@ class Evaluation:
             return []
         found = [tool for tool in own if self.run.offers(tool) and self.rendered.is_searched(tool)]
         self.search.use(found)
-        return [Offered(tool, deferred=True) for tool in found] if self.search.deferring else []
+        return (
+            [Offered(tool, deferred=True, searched=True) for tool in found] if self.search.deferring else []
+        )
 
     def _check_policies(self, rendered: RenderedPrompt[Any]) -> None:
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
@@ -253,8 +255,21 @@ class Evaluation:
         run, rendered = self.run, self._began_with
         if run.told.get(PromptRendered, True):
             run.publish(
-                PromptRendered(self.prompt.name, rendered.text, rendered.offer.names, run.run_context)
+                PromptRendered(
+                    self.prompt.name,
+                    rendered.text,
+                    rendered.offer.names,
+                    run.run_context,
+                    self.model.name,
+                    run.log.earlier if run.log.has_begun(run.place) else "",
+                )
             )
+
+    def park(self) -> None:
+        """Announce that the run's leg ends because the run is parked."""
+        run = self.run
+        if run.told.get(PromptParked, True):
+            run.publish(PromptParked(self.prompt.name, run.run_context))
 
     def end(self, ended: str) -> None:
         """Announce the end of the run. A nested run that ends during replay, and not by cancellation, only stores the event."""
@@ -301,6 +316,7 @@ class Evaluation:
                 self.answers_by_call,
                 self.settings.model_settings,
                 self.provider_tools,
+                SEARCHER if self.search is not None and self.search.deferring else "",
             )
         return request
 
@@ -331,9 +347,14 @@ class Evaluation:
         return self.run.place.answer(self.answers)
 
     def offered_size(self) -> int:
-        """Return an upper bound for the number of bytes that describe the tools and the schema of the answer."""
+        """Return an upper bound for the number of bytes that describe the tools and the schema of the answer.
+
+        Tools that are loaded when a search finds them don't count: the model reads them only then.
+        """
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
-        tools = sum(_size_of(offered.tool) for offered in self.tools) + _AROUND * len(self.provider_tools)
+        loads = self.model.traits.loads_deferred
+        sent = [offered.tool for offered in self.tools if not (loads and offered.searched)]
+        tools = sum(map(_size_of, sent)) + _AROUND * len(self.provider_tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
@@ -381,7 +402,7 @@ class Evaluation:
         ]
         self._request, self.tools = None, self.tools.copy()  # other runs may share the tools
         for tool in shown:
-            self.tools.append(Offered(tool, deferred=True))
+            self.tools.append(Offered(tool, deferred=True, searched=self.rendered.is_searched(tool)))
         self.new_tools += [*shown, *(tool for tool in opening.rendered.provider_tools if tool not in before)]
         known, tokens = self.counted
         if known:  # the count does not include the new tools
@@ -502,6 +523,8 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
 
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
         opening = rendered().open(params.sections)
+        for name, description in opening.skills:
+            announce(context, SkillUsed, name, description, "")
         if not in_place:
             raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
         return shown_sections(opening, params.sections)

@@ -29,7 +29,14 @@ from handrail.concurrency.threads import run_in_thread
 from handrail.concurrency.user_code import begin_isolated, is_closing
 from handrail.context import ToolContext
 from handrail.errors import Conflict, TransientError
-from handrail.events import ToolInvoked, ToolResumed, ToolRolledBack, shortened_by
+from handrail.events import (
+    CallAccepted,
+    CallCommitted,
+    ToolInvoked,
+    ToolResumed,
+    ToolRolledBack,
+    shortened_by,
+)
 from handrail.protocols import RenderedPromptView, ToolPolicy
 from handrail.run.approval import ask_approval, diff_of, outside_scope, runs_first, why_ask
 from handrail.run.call import Attempt, Call, Passage, check_name, new_call
@@ -79,6 +86,7 @@ async def roll_back(attempt: Attempt, reason: str) -> tuple[str, ...]:
     if attempt.is_undone:
         return ()
     transaction, run = attempt.open_transaction, attempt.run
+    began = run.monotonic()
     if transaction.is_large:
         await shielded(run_in_thread(transaction.drop))
     else:
@@ -97,7 +105,7 @@ async def roll_back(attempt: Attempt, reason: str) -> tuple[str, ...]:
         except Exception as error:
             log_error(log, logging.ERROR, "closing the resources of %s failed", attempt.name, error=error)
     close_policies(attempt)
-    _record(attempt, reason, compensated, left)
+    _record(attempt, reason, compensated, left, run.monotonic() - began)
     return left
 
 
@@ -119,10 +127,12 @@ def abandon(attempt: Attempt, reason: str) -> tuple[str, ...]:
     return left
 
 
-def _record(attempt: Attempt, reason: str, compensated: tuple[str, ...], left: tuple[str, ...]) -> None:
+def _record(
+    attempt: Attempt, reason: str, compensated: tuple[str, ...], left: tuple[str, ...], seconds: float = 0.0
+) -> None:
     if attempt.token is not None:
         context = attempt.run.run_context
-        fact = ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, context)
+        fact = ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, context, seconds)
         record_unrepeated(attempt, fact)
 
 
@@ -215,6 +225,8 @@ class Gate:
             tool = call.tool
             if not done:
                 attempt.params = tool.parse(call.arguments)  # 2
+                if run.told.get(CallAccepted, True):
+                    run.publish(CallAccepted(call.id, tool, call.arguments, attempt.params, run.run_context))
             while not done:
                 if policies:
                     if (waiting := check_policies(attempt, policies)) is not None:  # 3
@@ -249,8 +261,12 @@ class Gate:
                     if attempt.transaction is None and run.journal is None:  # 9, success
                         done = True
                     else:
+                        began = run.monotonic() if run.told.get(CallCommitted, True) else None
                         committed = commit(attempt)
                         done = committed if isinstance(committed, bool) else await committed
+                        if done and began is not None:
+                            seconds = run.monotonic() - began
+                            run.publish(CallCommitted(call.id, call.name, seconds, run.run_context))
                         if done and attempt.transaction is not None and attempt.transaction.spawned:
                             attempt.transaction.begin_spawned()
                 except Conflict as error:
@@ -434,7 +450,7 @@ class Gate:
         another.transaction = new_transaction(another, call.tool)
         del run.live[attempt]
         run.live[another] = scope
-        attempt.following, passage.decision, passage.stale = another, "", ()
+        attempt.following, passage.decision, passage.policy, passage.stale = another, "", "", ()
         passage.has_secret = call.kind.is_part and passage.has_secret
         return another
 
@@ -486,6 +502,7 @@ class Gate:
                 passage.stale,
                 error,
                 run.run_context,
+                passage.policy,
             )
             record(end)
             if run.large is not None and (shortened := shortened_by(end, result)) is not None:

@@ -34,7 +34,7 @@ from handrail.run.record.notices import leave_remarks, tell_remarks, untold
 from handrail.run.request import ask_model
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
-from handrail.run.search import SEARCHER, unwrapped
+from handrail.run.search import loaded_by, unwrapped
 from handrail.text.raised_errors import described
 from handrail.tools import ToolResult
 from handrail.tools.result import shown_text
@@ -274,7 +274,9 @@ async def run_in(
         run.cancellation.close()
         if not run.left_to_the_record:
             leave_remarks(evaluation)
-        if not run.parked:
+        if run.parked:
+            evaluation.park()
+        else:
             evaluation.end(ended)
 
 
@@ -408,17 +410,7 @@ async def _run_calls(
     finally:
         results = turn.results()
         answered = tuple(
-            [
-                CallAnswered(
-                    call.id,
-                    call.name,
-                    shown_text(result),
-                    not result.success,
-                    _shown_by(evaluation, call, result),
-                    result.attachments,
-                )
-                for call, result in zip(calls, results, strict=True)
-            ]
+            [_answered(evaluation, call, result) for call, result in zip(calls, results, strict=True)]
         )
         if (
             not evaluation.run.left_to_the_record
@@ -429,18 +421,15 @@ async def _run_calls(
     return results
 
 
-def _shown_by(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Return the names of the tools that a call's result shows to the model."""
+def _answered(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> CallAnswered:
+    """Return a result as it is sent to the model, with the tools that it shows."""
+    shows, definitions = (), ""
     if call.name == OPENER:
-        return _opened(evaluation, call, result)
-    if (
-        call.name == SEARCHER
-        and result.success
-        and evaluation.search is not None
-        and evaluation.search.deferring
-    ):
-        return tuple(result.value)
-    return ()
+        shows = _opened(evaluation, call, result)
+    elif evaluation.search is not None:
+        shows, definitions = loaded_by(call.name, result.value)
+    text, failed = shown_text(result), not result.success
+    return CallAnswered(call.id, call.name, text, failed, shows, result.attachments, definitions)
 
 
 def _opened(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:

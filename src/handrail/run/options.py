@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +14,7 @@ from handrail.concurrency.deadline import Deadline, is_span
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.errors import DefinitionError
-from handrail.ids import NewId, check_id, random_id
+from handrail.ids import TRACEPARENT, NewId, check_id, random_id
 from handrail.journal.protocol import Journal
 from handrail.messages import ModelSettings
 from handrail.prompt.compact import Compact
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from handrail.tools import Tool
 
 DEPTH_LIMIT = 5
-_TRACE = re.compile("[0-9a-f]{32}")
 
 
 @runtime_checkable
@@ -114,8 +112,8 @@ class RunArguments(_RootArguments, total=False):
     result_limit: int | None
     """Largest number of characters of a result that the model is shown whole. By default, the prompt or the run around it says it."""
     run_id: str | None
-    trace_id: str | None
-    """The trace that the run belongs to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
+    traceparent: str | None
+    """The span that starts the run, as W3C's `traceparent`. Without one, the run has a trace of its own, which follows from its id."""
     outer_policies: Sequence[OuterPolicy]
     """Policies of the run that began this one. What they deny stays denied."""
     app: str
@@ -147,8 +145,8 @@ class GateArguments(HostArguments, total=False):
     deadline: Deadline | None
     budget: Budget | BudgetTracker | None
     run_id: str | None
-    trace_id: str | None
-    """The trace that the calls belong to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
+    traceparent: str | None
+    """The span that starts the calls, as W3C's `traceparent`. Without one, they have a trace of their own, which follows from the run's id."""
 
 
 class NestedArguments(TypedDict, total=False):
@@ -201,7 +199,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     # For this run only. `nested` does not pass these on.
     run_id: str | None = None
-    trace_id: str | None = None
+    traceparent: str | None = None
     app: str = ""
     params: object = None
     message: str | None = None
@@ -373,9 +371,9 @@ def check_value(name: str, value: Any) -> None:
             raise _wrong_kind(name, value, wanted)
         if name == "run_id":
             check_id("run id", value)
-    elif name == "trace_id" and not (isinstance(value, str) and _TRACE.fullmatch(value) and int(value, 16)):
+    elif name == "traceparent" and not (isinstance(value, str) and TRACEPARENT.fullmatch(value)):
         raise DefinitionError(
-            f"trace_id is {value!r}. Pass 32 lowercase hexadecimal digits that are not all 0, as in a traceparent."
+            f"traceparent is {value!r}. Pass one as W3C defines it: 00-, 32 and 16 lowercase hexadecimal digits, and two for flags."
         )
     elif name == "result_limit" and (problem := problem_with_limit(value)):
         raise DefinitionError(f"{problem[0]}. {problem[1]}")

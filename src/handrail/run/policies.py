@@ -241,19 +241,25 @@ def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecisio
     Raises `Refused` if the policy denies the call, or now requires people who did not take part in an earlier approval.
     """
     if decision.kind != "ask":  # an unknown kind of decision also denies the call
-        attempt.passage.decision = "deny"
+        _deny(attempt, policy)
         raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
     missing = set(decision.quorums) - set(attempt.passage.quorums)
     if missing and attempt.passage.has_asked:  # the earlier approval did not come from these people
-        attempt.passage.decision = "deny"
+        _deny(attempt, policy)
         raise Refused("denied", f"{attempt.name} now needs approval from different people. Call it again.")
     if missing:
         attempt.passage.quorums = tuple(dict.fromkeys((*attempt.passage.quorums, *decision.quorums)))
+    if asked is None:
+        attempt.passage.policy = policy.name
     return asked or decision.reason or f"{policy.name} asks"
 
 
+def _deny(attempt: Attempt, policy: ToolPolicy) -> None:
+    attempt.passage.decision, attempt.passage.policy = "deny", policy.name
+
+
 def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
-    attempt.passage.decision = "deny"
+    _deny(attempt, policy)
     log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, attempt.name)
     return Refused("denied", f"The policy {policy.name!r} could not decide, so {attempt.name} is denied.")
 
@@ -299,6 +305,7 @@ async def _tell_waiting(
 
 
 def _refusing(attempt: Attempt, policy: ToolPolicy, error: BaseException) -> Refused:
+    attempt.passage.policy = policy.name
     return Refused(
         "denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {words_of(error)}"
     )

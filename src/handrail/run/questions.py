@@ -118,12 +118,22 @@ async def ask_value(
         outcome, by = answer.outcome, answer.by
     finally:
         if not attempt.run.parked or outcome != "cancelled":  # a parked run leaves its question open
-            answered = QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
+            seconds = seconds_open(attempt, question)
+            answered = QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context, seconds)
             tell(attempt, answered, question.id)
     value = _value_of(answer, kind)
     if has_secret(wanted, value):
         await mark_given(attempt)
     return wanted.parse_given(value)
+
+
+def seconds_open(attempt: Attempt, question: Question) -> float:
+    """Return how long a question was open, from when its run first asked it until its answer was accepted, or until now."""
+    run, asked = attempt.run, question.asked_at
+    closed = run.clock.now().timestamp()
+    if (record := run.log.asked.get(question.id)) is not None:  # by an earlier leg
+        asked, closed = record.question.asked_at, record.answered_at or closed
+    return max(0.0, closed - asked.timestamp())
 
 
 async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:

@@ -264,8 +264,9 @@ class _Redemption:
                 except TicketError as error:
                     gate.cancel(str(error))
                     return
-                except JournalError:
-                    log.warning(
+                except JournalError as error:
+                    log.log(
+                        error.retry_level,
                         "the claim on ticket %s%s could not be renewed; will retry",
                         *self._which,
                         exc_info=True,

@@ -20,8 +20,11 @@ from handrail.errors import (
     PromptEvaluationError,
 )
 from handrail.events import (
+    AnswerArrived,
     AttachmentDelta,
     CallDelta,
+    CompactionEnded,
+    CompactionStarted,
     ModelFailed,
     ModelRequested,
     ModelResponded,
@@ -35,6 +38,8 @@ from handrail.messages import (
     Message,
     ModelPart,
     ModelRequest,
+    Sent,
+    SentPart,
     StopPart,
     TextPart,
     ThinkingPart,
@@ -201,8 +206,8 @@ async def ask_once(
             await throttle.enter()
         try:
             if run.told.get(ModelRequested, True):
-                run.publish(ModelRequested(model.name, attempt, len(request.messages), run.run_context))
-            began = run.monotonic()
+                run.publish(_requested(evaluation, request, attempt))
+            began, first_part = run.monotonic(), None
             if request.provider_tools:
                 check_provider_tools(model, request.provider_tools)
             parts = model.stream(request)
@@ -210,6 +215,8 @@ async def ask_once(
                 if request.stream:
                     deltas = Deltas(evaluation)
                     async for part in parts:
+                        if first_part is None and not isinstance(part, SentPart):
+                            first_part = run.monotonic() - began
                         answer.take(part)
                         if isinstance(part, AttachmentPart):
                             await _keep_bytes(evaluation, part)
@@ -232,6 +239,10 @@ async def ask_once(
             if throttle is not None:
                 throttle.leave()
         seconds = run.monotonic() - began
+        if run.told.get(AnswerArrived, True):
+            message: Any = answer.message(answer.calls())
+            shown: Any = message if masking is None else masking.message(message)
+            run.publish(AnswerArrived(shown, first_part, run.run_context))
         cost = charge(evaluation, answer, reserved, seconds)
         reserved = None
         return answer, seconds, cost
@@ -240,6 +251,17 @@ async def ask_once(
         problem = _problem_of(error)[:_MOST_SAID]
         failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
         raise
+
+
+def _requested(evaluation: Evaluation, request: ModelRequest, attempt: int) -> ModelRequested:
+    """Return the fact that a request is sent, with the secrets in it masked."""
+    model, masking, conversation = evaluation.model, evaluation.masking, evaluation.conversation
+    if masking is not None:
+        masked = Sent(masking.message(each) for each in request.messages)
+        request = msgspec.structs.replace(request, messages=masked)
+    compacted = conversation.sent is not conversation.messages
+    sent = len(request.messages)
+    return ModelRequested(model.name, attempt, sent, evaluation.run.run_context, request, compacted)
 
 
 def _problem_of(error: BaseException) -> str:
@@ -397,9 +419,19 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
         raise
 
 
-def compact(evaluation: Evaluation, why: Why = "full") -> Coroutine[Any, Any, bool]:
+async def compact(evaluation: Evaluation, why: Why = "full") -> bool:
     """Compact the run's conversation, and return whether less is sent from now on."""
-    return (evaluation.window or evaluation.measure()).compact(evaluation, _summary, why)
+    run, by = evaluation.run, ""
+    if run.told.get(CompactionStarted, True):
+        run.publish(CompactionStarted(run.run_context))
+    try:
+        done = await (evaluation.window or evaluation.measure()).compact(evaluation, _summary, why)
+        if done and (compaction := evaluation.conversation.compaction) is not None:
+            by = compaction.by
+        return done
+    finally:
+        if run.told.get(CompactionEnded, True):
+            run.publish(CompactionEnded(by, run.run_context))
 
 
 def in_time(evaluation: Evaluation, asking: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
@@ -443,11 +475,12 @@ def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> ModelAnswer:
 class Requests:
     """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
 
-    __slots__ = ("_began", "_evaluation", "_failed", "_number")
+    __slots__ = ("_asked", "_began", "_evaluation", "_failed", "_number")
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
         self._began = evaluation.run.monotonic()
+        self._asked = self._began
         self._number = 0
         self._failed: list[FailedRequest] = []
 
@@ -521,6 +554,7 @@ class Requests:
         while True:
             tries += 1
             self._number += 1
+            self._asked = evaluation.run.monotonic()
             evaluation.has_shown = False
             try:
                 answer, seconds, cost = await ask_once(evaluation, self._number, self._failed)
@@ -599,11 +633,12 @@ class Requests:
         raise self._evaluation.failed(error, "deadline", late) from error
 
     def _tell(self, error: str, wait: float | None, after: str | None) -> None:
-        evaluation = self._evaluation
+        evaluation, run = self._evaluation, self._evaluation.run
         next_model = after if wait is None and after is not None else ""
-        evaluation.run.session.record(
+        seconds = run.monotonic() - self._asked
+        run.session.record(
             ModelFailed(
-                evaluation.model.name, self._number, error, wait, evaluation.run.run_context, next_model
+                evaluation.model.name, self._number, error, wait, run.run_context, next_model, seconds
             )
         )
 

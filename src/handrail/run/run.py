@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 import msgspec
+from msgspec.structs import replace
 
 from handrail.clock import Clock
 from handrail.concurrency.cancellation import Cancellation, CancelScope
@@ -20,7 +21,7 @@ from handrail.errors import DefinitionError, DepthExceededError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
 from handrail.guard.outer_policy import outer_policies, with_outer
 from handrail.guard.policy import check_verdicts
-from handrail.ids import span_of, trace_of
+from handrail.ids import span_of, started_from, trace_of
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journal.protocol import Steps
@@ -334,9 +335,17 @@ class Run:
         self.cancellation = Cancellation(_work_of(self))
         run_id = options.run_id or new_id()
         worker_id = "local" if journal is None else journal.owner
-        trace_id = options.trace_id or trace_of(run_id)
+        leg = self.log.attempt
+        started = options.traceparent or ("" if self.log.resumed else started_from())
         self.run_context = RunContext(
-            run_id, run_id, session.id, self.log.attempt, worker_id, trace_id, span_of(run_id)
+            run_id,
+            run_id,
+            session.id,
+            leg,
+            worker_id,
+            trace_of(run_id, started),
+            span_of(run_id, leg),
+            started,
         )
         self.model = ModelSide(prompt)
         if environment is not None:
@@ -377,9 +386,7 @@ class Run:
         run.workers, run.worker, run.parking = outer.workers, outer.worker, outer.parking
         run.cancellation = Cancellation(_work_of(run), outer.cancellation)
         run_id = place.id(ids.request_id)
-        run.run_context = RunContext(
-            run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, span_of(run_id)
-        )
+        run.run_context = replace(ids, run_id=run_id, span_id=span_of(run_id, ids.attempt))
         model = outer.model
         run.model = ModelSide(prompt, adapter=model.adapter, prompt_model=model.prompt_model)
         run._begin(options, outer.session, outer.costs)
@@ -441,6 +448,9 @@ class Run:
 
         The policies of outer runs apply as well.
         """
+        environment = self.people.environment
+        if environment is not None and environment.stand_in is not None:
+            toolbox = NO_TOOLS.plus(map(environment.stand_in, toolbox.tools.values()))
         self.tools, self.open_tools = toolbox.tools, toolbox.open
         outer = self.options.outer_policies
         self.policies = with_outer(tuple(policies), outer) if outer else tuple(policies)

@@ -12,6 +12,7 @@ from handrail.imports import names_on_first_use
 from handrail.journal.records import WorkspaceLine
 
 if TYPE_CHECKING:
+    from handrail.runs.cases import Case, CaseResult, make_case, replay_case
     from handrail.runs.catalog import RunLine, approvals, cancel, children, forget, list_runs
     from handrail.runs.check import Divergence, replay
     from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallNode",
+    "Case",
+    "CaseResult",
     "Divergence",
     "FilesPut",
     "Receipt",
@@ -42,10 +45,12 @@ __all__ = [
     "import_",
     "list_runs",
     "list_workspaces",
+    "make_case",
     "messages",
     "pause",
     "put_files",
     "replay",
+    "replay_case",
     "said",
     "send",
     "session",
@@ -62,6 +67,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
     __getattr__ = names_on_first_use(
         __name__,
         {
+            "cases": "Case CaseResult make_case replay_case",
             "catalog": "RunLine approvals cancel children forget list_runs",
             "check": "Divergence replay",
             "copies": "FilesPut export fork get_files import_ list_workspaces put_files",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from handrail.errors import MessageRefused
 from handrail.journal.records import OVER, Order, QueuedMessage, When
 from handrail.question import Answer, Question
-from handrail.run.mailbox import Receipt, change, check_root, ring, send
+from handrail.run.mailbox import GO_ON, Receipt, change, check_root, ring, send
 
 if TYPE_CHECKING:
     from handrail.journal.protocol import Journal
@@ -105,6 +105,4 @@ async def _pause_of(journal: Journal, run_id: str) -> Question | None:
 
 def _continue(journal: Journal, question: Question, by: str | None) -> None:
     said = question.principal if by is None else by
-    journal.questions.answer(
-        Answer(question_id=question.id, digest=question.digest, by=said, value="continue")
-    )
+    journal.questions.answer(Answer(question_id=question.id, digest=question.digest, by=said, value=GO_ON))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError
+from handrail.events import CommandRun
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
+from handrail.run.call import announce
 from handrail.schema.problems import describe_kind
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool, ToolResult, tool
@@ -53,6 +56,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
             finished = await shell.run_on(context.filesystem, command, cwd=folder, stdin=stdin)
         except ShellError as error:
             return ToolResult.error(str(error))
+        announce(context, CommandRun, PurePath(command[0]).name, finished.exit_code)
         said = finished.render()
         return ToolResult.ok(said) if finished.ok else ToolResult.error(said)
 

@@ -22,6 +22,7 @@ from handrail import runs
 from handrail.content import Attachment
 from handrail.errors import DefinitionError, JournalAltered, RunUnknown
 from handrail.journal.protocol import Journal
+from handrail.journal.readiness import Readiness
 from handrail.question import Answer
 from handrail.runs.catalog import approval_json
 from handrail.schema.size import MOST_VALUES
@@ -35,7 +36,7 @@ from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
 from handrail.serve.inbox import Inbox
 from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits, Quota
-from handrail.serve.metrics import RUNS_STARTED, Metrics
+from handrail.serve.metrics import CONTENT_TYPE, RUNS_STARTED, new_metrics
 from handrail.serve.middleware import AccessLog, GuardMiddleware
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.pages import Pages
@@ -82,7 +83,7 @@ class ServedApp:
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs a link when an ASGI server starts it, and a new one whenever
-    one has been used. Only the page's files, sign-in and `/health` need no authentication.
+    one has been used. Only the page's files, sign-in, `/health` and `/readyz` need no authentication.
 
     Raises `DefinitionError` if `oidc` is given without users or together with `authenticate`, if `submit` is given and
     the journal is not in PostgreSQL, if `token` is too short, can't be sent in a header, or is given together with
@@ -114,7 +115,7 @@ class ServedApp:
                 "Use a journal in PostgreSQL (--journal postgresql://…), or leave out `submit`."
             )
         self.limits = limits or Limits()
-        self.metrics = Metrics()
+        self.metrics = new_metrics()
         self.people = people or People()
         self.principals = principals = Principals(
             self.people, key=journal.key, token=token, authenticate=authenticate, limits=self.limits
@@ -132,6 +133,7 @@ class ServedApp:
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
         self._logs_link = token is None
+        self._stop_observing: Callable[[], None] = lambda: None
         self._lifespan = Lifespan(self._start, self._stop, self._offer_link)
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
@@ -185,6 +187,7 @@ class ServedApp:
         await self._lifespan.stop()
 
     async def _start(self) -> None:
+        self._stop_observing = self.metrics.observe_runs()
         await self.threads.start()
         await self.inbox.count_all()
 
@@ -192,6 +195,7 @@ class ServedApp:
         await self.threads.stop(self._grace)
         await asyncio.sleep(0.05)  # feeds wake their readers in batches, so wait for the last batch
         self.streams.close()
+        self._stop_observing()
 
     def _offer_link(self) -> None:
         if self._logs_link and self.principals.has_links:
@@ -222,6 +226,7 @@ class Routes:
         self._renderers = renderers
         self._thread_list = ThreadList(app.threads)
         self._has_oidc = has_oidc
+        self._readiness = Readiness(self._journal, lambda: app.threads.stopping)
         self._seen: set[tuple[str, str]] = set()
         """Pairs of a person's name and the digest of a question that they were shown, so that each pair is logged once."""
         self._starting = Quota(
@@ -230,6 +235,7 @@ class Routes:
             "the server allows no more active and waiting runs. Answer or cancel one of yours, or try again soon.",
             app.limits.runs,
         )
+        self._observe()
 
     def list(self) -> Sequence[BaseRoute]:
         return [
@@ -237,6 +243,7 @@ class Routes:
             Route("/assets/{name:path}", self.asset),
             Route("/login", self.sign_in, methods=_POST),
             Route("/health", self.health),
+            Route("/readyz", self.readyz),
             *(
                 self._route(method, path, self._guard(action, endpoint, noted, "{id}" in path))
                 for method, path, action, endpoint, noted in self.guarded()
@@ -406,17 +413,23 @@ class Routes:
             health |= {**self._run_counts(), "version": version("handrail")}
         return JSONResponse(health, 503 if stopping else 200)
 
+    async def readyz(self, request: Request) -> Response:
+        """Report whether the server could take a message, with status 503 while it stops or its journal does not answer."""
+        state = await self._readiness.state()
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
     async def metrics(self, request: Request) -> Response:
-        counts = self._run_counts()
-        gauges = {
-            "handrail_runs": ("Active runs.", counts["runs"]),
-            "handrail_runs_waiting": ("Runs in memory that wait for an answer.", counts["waiting"]),
-            "handrail_threads": ("Threads with a run in memory.", counts["threads"]),
-            "handrail_viewers": ("Open streams.", self._app.streams.count),
-        }
-        return PlainTextResponse(
-            self._app.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return PlainTextResponse(self._app.metrics.text(), media_type=CONTENT_TYPE)
+
+    def _observe(self) -> None:
+        metrics, streams = self._app.metrics, self._app.streams
+        for name, description, count in (
+            ("handrail.runs", "Active runs.", "runs"),
+            ("handrail.runs_waiting", "Runs in memory that wait for an answer.", "waiting"),
+            ("handrail.threads", "Threads with a run in memory.", "threads"),
+        ):
+            metrics.observe(name, description, lambda count=count: self._run_counts()[count])
+        metrics.observe("handrail.viewers", "Open streams.", lambda: streams.count)
 
     def _run_counts(self) -> dict[str, int]:
         running = [thread.live for thread in self._app.threads.running() if thread.live is not None]

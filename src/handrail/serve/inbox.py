@@ -139,7 +139,9 @@ class Inbox:
         for vote in await self._journal.votes.on(question.run_id, question.id, question.digest):
             now = self._principals.find(vote.by)
             roles = tuple(role for role in vote.roles if role in now.roles)
-            if vote.since == now.since and now.may("vote") and question.may_vote(vote.by, roles):
+            # A vote that schema 13 recorded does not say since when the voter was a user, but when it was cast.
+            is_theirs = vote.since == now.since or (not vote.since and now.since <= vote.at)
+            if is_theirs and now.may("vote") and question.may_vote(vote.by, roles):
                 standing.append(replace(vote, roles=roles))
         return standing
 

@@ -205,19 +205,19 @@ class LiveRun(Host):
         except PromptEvaluationError as error:
             if self._is_cancelled or error.phase == "cancelled":
                 return translator.cancel
-            log.warning("run %s failed: %s", self.run_id, error)
+            log.warning("run %s failed: %s", self.run_id, error, extra={"run_id": self.run_id})
             return self._fail(str(error), error.phase)
         except JournalError as error:
             self._failure = None if self.has_started else error
             return self._fail(str(journal_refusal(error, self.run_id)), type(error).__name__)
         except HandrailError as error:
             self._failure = None if self.has_started else error
-            log.warning("run %s failed: %s", self.run_id, error)
+            log.warning("run %s failed: %s", self.run_id, error, extra={"run_id": self.run_id})
             return self._fail(str(error), type(error).__name__)
         except Exception as error:
             self._failure = None if self.has_started else error
             where = "an error in the app's code" if place_of(error) else "an internal server error"
-            log.exception("run %s ended with %s", self.run_id, where)
+            log.exception("run %s ended with %s", self.run_id, where, extra={"run_id": self.run_id})
             message = f"The run ended with {where}: {type(error).__name__}. The server's log has the details."
             return self._fail(message, "internal")
         return lambda: translator.finish(output=response.output, stop_reason=response.stop_reason)
@@ -274,8 +274,10 @@ class LiveRun(Host):
                         self._reported.add(unit.call_id)
                         paths = paths_in(unit.writes)
                         self._feed.append(self._translator.committed(unit.call_id, unit.diff, paths))
-        except JournalError:
-            log.warning("could not read the file changes of run %s", self.run_id, exc_info=True)
+        except JournalError as error:
+            log.log(
+                error.retry_level, "could not read the file changes of run %s", self.run_id, exc_info=True
+            )
         finally:
             self._reporting = None
 
@@ -349,8 +351,8 @@ class Emissions:
                 if not is_over:
                     return  # this process no longer owns the run, and `finish` tries again
                 await note(self._run_id, entry, from_outside=True)
-        except HandrailError:
-            log.warning("could not record the events that %s emitted", call_id, exc_info=True)
+        except HandrailError as error:
+            log.log(error.retry_level, "could not record the events that %s emitted", call_id, exc_info=True)
             return
         if self._calls[call_id] is shown:
             self._unrecorded.discard(call_id)

@@ -1,51 +1,80 @@
-"""`Metrics`: counters and durations of a server's work, without the names of principals or threads.
+"""`Metrics`: counters, durations and gauges of a process's work, rendered as Prometheus text. No label names a person, a thread or a run.
 
-They are kept in memory and rendered as Prometheus text.
+With the `otel` extra they are kept by OpenTelemetry's SDK, and go wherever telemetry was started to send them as well. Without it, they
+are kept in memory.
 """
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-REQUESTS = "handrail_requests_total"
-REFUSED = "handrail_refused_total"
-RUNS_STARTED = "handrail_runs_begun_total"
-RUNS_ENDED = "handrail_runs_over_total"
-EVENTS_SENT = "handrail_events_sent_total"
-BYTES_SENT = "handrail_sent_bytes_total"
-FIRST_EVENT = "handrail_first_event_seconds"
+from handrail.telemetry.metrics import INSTRUMENTS, Instrument, Recorder, RunMetrics
 
-_COUNTERS = {
-    REQUESTS: "Requests answered.",
-    REFUSED: "Requests refused, by reason.",
-    RUNS_ENDED: "Runs that ended here, by outcome.",
-    RUNS_STARTED: "Runs started here.",
-    EVENTS_SENT: "Events sent to readers, counted once for each reader.",
-    BYTES_SENT: "Bytes of response bodies sent.",
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+REQUESTS = "handrail.requests"
+REFUSED = "handrail.refused"
+RUNS_STARTED = "handrail.runs_begun"
+RUNS_ENDED = "handrail.runs_over"
+EVENTS_SENT = "handrail.events_sent"
+BYTES_SENT = "handrail.sent"
+FIRST_EVENT = "handrail.first_event"
+
+SERVER: Mapping[str, Instrument] = {
+    REQUESTS: Instrument("Requests answered."),
+    REFUSED: Instrument("Requests refused, by reason."),
+    RUNS_ENDED: Instrument("Runs that ended here, by outcome."),
+    RUNS_STARTED: Instrument("Runs started here."),
+    EVENTS_SENT: Instrument("Events sent to readers, counted once for each reader."),
+    BYTES_SENT: Instrument("Bytes of response bodies sent.", "By"),
+    FIRST_EVENT: Instrument(
+        "Time from a request to the first event of its response.",
+        "s",
+        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    ),
 }
 _WITHOUT_LABELS = (RUNS_STARTED, EVENTS_SENT, BYTES_SENT)
-_HISTOGRAMS = {FIRST_EVENT: "Time from a request to the first event of its response."}
-_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-_Labels = tuple[tuple[str, str], ...]
 
 
-class Metrics:
-    """Collects metrics in memory, and renders them as Prometheus text."""
+class Metrics(ABC):
+    """The values of some instruments and of those of runs, by name and labels. Each set of labels is counted separately."""
 
-    def __init__(self) -> None:
-        self._counts: dict[str, Counter[_Labels]] = {name: Counter() for name in _COUNTERS}
-        for name in _WITHOUT_LABELS:
-            self._counts[name][()] = 0
-        self._buckets = {name: [0] * (len(_BOUNDS) + 1) for name in _HISTOGRAMS}
-        self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
+    def __init__(self, instruments: Mapping[str, Instrument]) -> None:
+        self.instruments = {**instruments, **INSTRUMENTS}
 
-    def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
-        """Increase the counter `name` by `amount`. Each set of labels is counted separately."""
-        self._counts[name][tuple(labels.items())] += amount
+    @property
+    def recorder(self) -> Recorder:
+        """Where the metrics of this process's runs are recorded."""
+        return self
+
+    def observe_runs(self) -> Callable[[], None]:
+        """Observe the runs of this process from now on. Returns a function that stops it."""
+        return RunMetrics(self.recorder).begin()
+
+    @abstractmethod
+    def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """Increase the counter `name` by `amount`."""
+
+    @abstractmethod
+    def record(self, name: str, value: float, /, **labels: str) -> None:
+        """Record a value, such as a duration in seconds, in the histogram `name`."""
+
+    @abstractmethod
+    def observe(self, name: str, description: str, read: Callable[[], float], /) -> None:
+        """Show the gauge `name`, whose current value `read` returns. It may be called from any thread."""
+
+    @abstractmethod
+    def value(self, name: str, /, **labels: str) -> float:
+        """Return the current value of the counter `name` for these labels."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return all metrics as Prometheus text."""
 
     def refuse(self, kind: str) -> None:
         """Count a refused request, or a connection that was closed because of a limit, by `kind`."""
@@ -64,47 +93,107 @@ class Metrics:
         if outcome not in ("interrupt", "parked"):
             self.add(RUNS_ENDED, outcome=outcome)
 
-    def record(self, name: str, seconds: float, /) -> None:
-        """Record a duration under `name`."""
-        self._buckets[name][bisect_left(_BOUNDS, seconds)] += 1
-        self._sums[name] += seconds
 
-    def value(self, name: str, /, **labels: str) -> int:
-        """Return the current value of the counter `name` for these labels."""
-        return self._counts[name][tuple(labels.items())]
+def new_metrics(instruments: Mapping[str, Instrument] = SERVER) -> Metrics:
+    """Return `SdkMetrics` if the `otel` extra is installed and not switched off by `OTEL_SDK_DISABLED`. Otherwise, return `MemoryMetrics`."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return MemoryMetrics(instruments)
+    try:
+        from handrail.serve.sdk_metrics import SdkMetrics
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in ("opentelemetry", "prometheus_client"):
+            raise
+        return MemoryMetrics(instruments)
+    return SdkMetrics(instruments)
 
-    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all metrics as Prometheus text.
 
-        `gauges` maps the name of each gauge to its description and current value.
-        """
+# --- in memory ----------------------------------------------------------------------------------------
+
+_Labels = tuple[tuple[str, str], ...]
+
+
+class _Histogram:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+
+class MemoryMetrics(Metrics):
+    """Metrics that are kept in memory."""
+
+    def __init__(self, instruments: Mapping[str, Instrument] = SERVER) -> None:
+        super().__init__(instruments)
+        self._counts: dict[str, dict[_Labels, float]] = {name: {} for name in self.instruments}
+        self._histograms: dict[str, dict[_Labels, _Histogram]] = {name: {} for name in self.instruments}
+        self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
+        start_at_zero(self)
+
+    def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        counts, key = self._counts[name], tuple(sorted(labels.items()))
+        counts[key] = counts.get(key, 0) + amount
+
+    def record(self, name: str, value: float, /, **labels: str) -> None:
+        bounds, key = self.instruments[name].bounds, tuple(sorted(labels.items()))
+        histogram = self._histograms[name].setdefault(key, _Histogram(bounds))
+        histogram.buckets[bisect_left(bounds, value)] += 1
+        histogram.sum += value
+
+    def observe(self, name: str, description: str, read: Callable[[], float], /) -> None:
+        self._gauges[name] = description, read
+
+    def value(self, name: str, /, **labels: str) -> float:
+        return self._counts[name].get(tuple(sorted(labels.items())), 0)
+
+    def text(self) -> str:
         lines: list[str] = []
 
         def start(name: str, kind: str, description: str) -> None:
             lines.extend((f"# HELP {name} {description}", f"# TYPE {name} {kind}"))
 
-        for name, description in _COUNTERS.items():
-            start(name, "counter", description)
-            lines += [
-                f"{name}{_render(labels)} {count}" for labels, count in sorted(self._counts[name].items())
-            ]
-        for name, (description, value) in gauges.items():
-            start(name, "gauge", description)
-            lines.append(f"{name} {value:g}")
-        for name, description in _HISTOGRAMS.items():
-            start(name, "histogram", description)
-            total = 0
-            for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._buckets[name], strict=True):
-                total += count
-                lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
-            lines += [f"{name}_sum {self._sums[name]:.6f}", f"{name}_count {total}"]
+        for name, instrument in self.instruments.items():
+            shown = prometheus_name(name, instrument)
+            start(shown, "histogram" if instrument.bounds else "counter", instrument.description)
+            lines += [f"{shown}{_render(key)} {count}" for key, count in sorted(self._counts[name].items())]
+            for key, histogram in sorted(self._histograms[name].items()):
+                total = 0
+                ends = (*map(str, map(float, instrument.bounds)), "+Inf")
+                for end, count in zip(ends, histogram.buckets, strict=True):
+                    total += count
+                    lines.append(f"{shown}_bucket{_render((*key, ('le', end)))} {total}")
+                lines += [
+                    f"{shown}_sum{_render(key)} {histogram.sum:.9g}",
+                    f"{shown}_count{_render(key)} {total}",
+                ]
+        for name, (description, read) in self._gauges.items():
+            start(_plain(name), "gauge", description)
+            lines.append(f"{_plain(name)} {read():g}")
         return "\n".join(lines) + "\n"
+
+
+def start_at_zero(metrics: Metrics) -> None:
+    """Show the counters without labels from the start, so that their rates are right from the first event on."""
+    for name in _WITHOUT_LABELS:
+        if name in metrics.instruments:
+            metrics.add(name, 0)
+
+
+_UNITS = {"s": "_seconds", "By": "_bytes"}
+
+
+def prometheus_name(name: str, instrument: Instrument) -> str:
+    """Return the name of an instrument in Prometheus text, as OpenTelemetry's exporter spells it."""
+    ending = "" if instrument.bounds else "_total"
+    return _plain(name) + _UNITS.get(instrument.unit, "") + ending
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def _render(labels: _Labels) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels) + "}"
+    return "{" + ",".join(f'{_plain(name)}="{_escape(value)}"' for name, value in labels) + "}"
 
 
 def _escape(value: str) -> str:

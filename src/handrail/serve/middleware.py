@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, JournalError
-from handrail.ids import NewId, random_id
+from handrail.ids import TRACEPARENT, NewId, inbound, random_id
 from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics
 from handrail.serve.principals import Principals, address_of
@@ -84,7 +84,7 @@ def is_open(path: str) -> bool:
     """Return whether a path is served without authentication."""
     return (
         is_static(path)
-        or path in ("/health", "/login", "/oidc/login", CALLBACK)
+        or path in ("/health", "/readyz", "/login", "/oidc/login", CALLBACK)
         or path.startswith(RESOURCE_METADATA)
     )
 
@@ -279,8 +279,10 @@ class GuardMiddleware:
             person = request.scope[PERSON] = await self._principals.of(request)
             sender, rate, quota = person.name, self._rate, self._requests
             request.scope[PRINCIPAL] = sender
+            if TRACEPARENT.fullmatch(started := request.headers.get("traceparent", "")):
+                inbound.set(started)
         is_free = method in _SAFE and (
-            is_static(path) or path == "/health"
+            is_static(path) or path in ("/health", "/readyz")
         )  # as cheap to answer as to refuse
         wait = 0.0 if is_free else rate.take(sender)
         if wait:

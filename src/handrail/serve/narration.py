@@ -120,8 +120,9 @@ class Broadcast(Feed):
                 try:
                     body = msgspec.json.encode(said)
                     await self._broadcasts.add(self.session_id, self._run_id, self._leg, self._number, body)
-                except HandrailError:
-                    log.warning(
+                except HandrailError as error:
+                    log.log(
+                        error.retry_level,
                         "could not broadcast events of run %s; its watchers join again",
                         self._run_id,
                         exc_info=True,

@@ -112,13 +112,19 @@ class UvicornServer(uvicorn.Server):
         self._ready()
 
 
-class Servable(Protocol):
-    """An ASGI app that can be started and stopped."""
+class Limited(Protocol):
+    """An ASGI app with limits for its connections, and metrics that count those that exceed them."""
 
     @property
     def limits(self) -> Limits: ...
     @property
     def metrics(self) -> Metrics: ...
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Servable(Limited, Protocol):
+    """An ASGI app that can be started and stopped."""
+
     def running(self) -> int:
         """Return the number of runs that this process has in memory, including those that wait for an answer."""
         ...
@@ -127,8 +133,6 @@ class Servable(Protocol):
     async def stop(self) -> None:
         """Accept no new work, and park every run."""
         ...
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 async def run(
@@ -164,7 +168,7 @@ async def run(
 
 
 def server_for(
-    app: Servable, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
+    app: Limited, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
 ) -> uvicorn.Server:
     """Create a uvicorn server with the app's limits. It installs no signal handlers, because `run` does.
 

@@ -173,8 +173,10 @@ class Watch:
                         if self._is_idle():
                             return self._resync()
                         await self._check()
-                except JournalError:
-                    log.warning("could not read the broadcasts of a run; will retry", exc_info=True)
+                except JournalError as error:
+                    log.log(
+                        error.retry_level, "could not read the broadcasts of a run; will retry", exc_info=True
+                    )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_SECONDS):
                         await self._changed.wait()

@@ -10,9 +10,10 @@ from asyncio import (
     _get_running_loop,  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
 )
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import msgspec
 from pydantic import BaseModel
@@ -20,7 +21,7 @@ from pydantic import BaseModel
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.timers import timers_of
 from handrail.errors import EventRefused
-from handrail.events import Emitted
+from handrail.events import Detail, Emitted, Fact
 
 log = logging.getLogger("handrail.events")
 
@@ -78,6 +79,7 @@ class OwnThread:
 
 
 T = TypeVar("T")
+FactT = TypeVar("FactT", bound=Fact)
 Listener = Callable[[Any], None]
 
 
@@ -107,7 +109,7 @@ class Dispatcher:
     that never returns can't be interrupted.
     """
 
-    __slots__ = ("_listeners", "_lock", "_warned", "matching", "monotonic")
+    __slots__ = ("__weakref__", "_listeners", "_lock", "_warned", "matching", "monotonic")
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._listeners: list[_Subscription] = []
@@ -116,6 +118,8 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._warned: set[tuple[int, type]] = set()
         self.monotonic = clock.monotonic
+        with _everywhere.lock:
+            _everywhere.dispatchers.add(self)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
         """Call `listener` with every event of this type from now on. Returns a function that unsubscribes it.
@@ -154,6 +158,12 @@ class Dispatcher:
                 subscriber_raised(event)
             if (after := monotonic()) - before > SLOW:
                 self.subscriber_blocked(listener, event, before, after)
+
+    def relay(self, event: object, /) -> None:
+        """Publish an event that another dispatcher has published, to all but the listeners of `subscribe_everywhere`, which have had it."""
+        with self._lock:
+            listeners = self._own(type(event))
+        self._deliver(event, listeners)
 
     def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
         """Warn about a slow subscriber, once for each type of event.
@@ -201,14 +211,24 @@ class Dispatcher:
         listeners = self.matching.get(kind)
         return bool(self._match(kind) if listeners is None else listeners)
 
+    def forget_matches(self) -> None:
+        """Match the listeners again when the next event is published, because the subscriptions everywhere have changed."""
+        with self._lock:
+            self.matching.clear()
+
     def _match(self, kind: type) -> tuple[Listener, ...]:
         with self._lock:
-            found: tuple[Listener, ...] = ()
-            if self._listeners:
-                found = tuple([each.listener for each in self._listeners if issubclass(kind, each.kind)])
-                if kind is Emitted and any(not issubclass(kind, each.kind) for each in self._listeners):
-                    found += (self._unwrap,)
+            found = self._own(kind) if self._listeners else ()
+            if _everywhere.subscriptions:
+                found += _listening(_everywhere.subscriptions, kind)
             self.matching[kind] = found
+        return found
+
+    def _own(self, kind: type) -> tuple[Listener, ...]:
+        """Return this dispatcher's own listeners for events of a type. The caller must hold the lock."""
+        found = _listening(self._listeners, kind)
+        if kind is Emitted and any(not issubclass(kind, each.kind) for each in self._listeners):
+            found += (self._unwrap,)
         return found
 
     def _unwrap(self, emitted: Emitted) -> None:
@@ -220,6 +240,9 @@ class Dispatcher:
                 for each in self._listeners
                 if isinstance(event, each.kind) and not issubclass(Emitted, each.kind)
             ]
+        self._deliver(event, listeners)
+
+    def _deliver(self, event: object, listeners: Iterable[Listener]) -> None:
         for listener in listeners:
             before = self.monotonic()
             try:
@@ -257,6 +280,71 @@ class _Subscription:
         self._used = max(0.0, self._used - _RESTORED * (before - self._at)) + after - before
         self._at = after
         return self._used
+
+
+def _listening(subscriptions: Iterable[_Subscription], kind: type) -> tuple[Listener, ...]:
+    bound = Detail if issubclass(kind, Detail) else object
+    return tuple(
+        [
+            each.listener
+            for each in subscriptions
+            if issubclass(kind, each.kind) and issubclass(each.kind, bound)
+        ]
+    )
+
+
+class _Everywhere:
+    """The subscriptions to all dispatchers of this process, and the dispatchers, which are not kept alive."""
+
+    __slots__ = ("dispatchers", "lock", "subscriptions")
+
+    def __init__(self) -> None:
+        self.subscriptions: tuple[_Subscription, ...] = ()
+        self.dispatchers: WeakSet[Dispatcher] = WeakSet()
+        self.lock = threading.RLock()
+
+    def use(self, subscriptions: tuple[_Subscription, ...]) -> None:
+        """Use these subscriptions from the next event on. The caller must hold the lock."""
+        self.subscriptions = subscriptions
+        for dispatcher in self.dispatchers:
+            dispatcher.forget_matches()
+
+
+_everywhere = _Everywhere()
+
+
+def subscribe_everywhere(kind: type[FactT], listener: Callable[[FactT], None], /) -> Callable[[], None]:
+    """Call `listener` with every fact of this type that any session of this process publishes. Returns a function that unsubscribes it.
+
+    It is called after the subscribers of the session's dispatcher, as they are: on the publisher's thread, and its errors are logged.
+    It must return at once. One that blocks is named in a warning, and is not moved to a thread of its own. Raises `EventRefused` as
+    `Dispatcher.subscribe` does, and for a type that is no `Fact`: the events that tools emit are not delivered everywhere.
+    """
+    _check_subscription(kind, listener)
+    if not issubclass(kind, Fact):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+        raise EventRefused(
+            kind,
+            "only facts are delivered everywhere",
+            "Pass a class of `handrail.events`, such as `ToolInvoked`.",
+        )
+    subscription = _Subscription(kind, listener)
+    with _everywhere.lock:
+        _everywhere.use((*_everywhere.subscriptions, subscription))
+
+    def unsubscribe() -> None:
+        with _everywhere.lock:
+            _everywhere.use(tuple(each for each in _everywhere.subscriptions if each is not subscription))
+
+    return unsubscribe
+
+
+def publish_everywhere(fact: Fact) -> None:
+    """Deliver a fact that belongs to no session to the listeners of `subscribe_everywhere`."""
+    for listener in _listening(_everywhere.subscriptions, type(fact)):
+        try:
+            listener(fact)
+        except (Exception, CancelledError, GeneratorExit):
+            subscriber_raised(fact)
 
 
 def _check_subscription(kind: object, listener: object) -> None:

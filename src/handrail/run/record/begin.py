@@ -18,6 +18,7 @@ from handrail.concurrency.cancellation import finish, open_scope
 from handrail.content import Attachment
 from handrail.errors import (
     DefinitionError,
+    HandrailError,
     JournalError,
     MessagesWaiting,
     PromptEvaluationError,
@@ -47,7 +48,7 @@ from handrail.resources.startup_files import allowed_in
 from handrail.run.answer import Unanswered, offer_of
 from handrail.run.conversation import Conversation, SecretMask, sendable
 from handrail.run.limits import UNITS
-from handrail.run.mailbox import Mailbox, hear
+from handrail.run.mailbox import hear, look
 from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
 from handrail.run.record.log import RunLog, attached_to, load_attachments, store_attachments
 from handrail.run.record.notices import UndoneCalls, forget_undone, tell_nobody, undone_in
@@ -139,6 +140,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """When the run was due, in seconds since 1970. The next repetition is due a multiple of `every` seconds later."""
     key: str = ""
     """The idempotency key with which the request was first submitted, or the id of its first run if it had no key."""
+    traceparent: str = ""
+    """What the run was submitted from; "" if nothing is known. A repetition has a trace of its own."""
 
     @property
     def workspace(self) -> str:
@@ -234,7 +237,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     result_limit: int | None = None  # the run's limit on results, unless its prompt says it
     compaction: Compaction | None = None  # in a copy: what of the messages in `base` and `said` is sent
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
-    trace_id: str = ""  # the trace id that the run was given, if any
+    traceparent: str = ""  # what the run was started from, if anything
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []  # in a copy: the original session's remembered denials, and its revocations
     attachments: list[Attachment] = []  # the files that the run's worker was given, as references
@@ -363,7 +366,7 @@ async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) 
         output=schema_of(rendered),
         shown_files=list(rendered.attachments),
         added=[tool.name for tool in options.tools],
-        trace_id=options.trace_id or "",
+        traceparent=run.run_context.traceparent,
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
         attachments=list(attachments),
         attached=list(options.attachments),
@@ -383,8 +386,7 @@ async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) 
     turn = await journal.runs.begin(record, followed=followed(session, journal))
     follow(session, journal, SessionTurn(turn.id))
     if turn.has_messages:
-        run.mailbox = Mailbox(run, journal.messages)
-        await run.mailbox.look()
+        await look(run, journal.messages)
     await store_attachments(journal, run.run_context.run_id, attachments)
     said = (fact.message for fact in session[MessageAdded].all())
     await store_attachments(journal, run.run_context.run_id, [*options.attachments, *attached_to(said)])
@@ -462,8 +464,8 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Run `work` under the run's lease, and record how it ends. Errors of `work` are raised.
 
-    Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, and
-    `PromptEvaluationError` if it was cancelled through the journal.
+    Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, `JournalUpgraded` if the journal
+    no longer lets this version write to it, and `PromptEvaluationError` if it was cancelled through the journal.
     """
     journal, run_id = run.log.journal, run.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
@@ -500,8 +502,7 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
             has_ended = True
         except MessagesWaiting:
             lease.resume()
-            run.mailbox = run.mailbox or Mailbox(run, journal.messages)
-            await run.mailbox.look()
+            await look(run, journal.messages)
         except JournalError:
             run.log.close()  # the run is done, not failed; whoever resumes it records its end
             raise
@@ -518,7 +519,8 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
     except asyncio.CancelledError:
         if run.log.closed:
             scope.absorb()
-            raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
+            lost = (await journal.runs.keep(run_id))[run_id]
+            raise lost if isinstance(lost, HandrailError) else RunBusy(run_id, journal.owner) from None
         if run.cancellation.reason == STOPPED:
             scope.absorb()
             raise stopped(run_id) from None

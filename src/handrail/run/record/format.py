@@ -14,7 +14,7 @@ import pydantic_core
 from handrail.content import Attachment
 from handrail.context import RunContext
 from handrail.errors import RunBusy, ToolValidationError
-from handrail.events import CallStatus, ToolInvoked
+from handrail.events import CallStatus, SecretGiven, ToolInvoked
 from handrail.journal.records import CommitUnit, SpawnedRun, WorkspaceDelta
 from handrail.messages import Usage
 from handrail.resources.paths import folder_id_of, folder_of
@@ -102,6 +102,8 @@ async def mark_given(attempt: Attempt) -> None:
     An act that only asks is not marked, because its question is asked again.
     """
     attempt.passage.has_secret = True
+    if attempt.run.told.get(SecretGiven, True):
+        attempt.run.publish(SecretGiven(attempt.id, attempt.run_context))
     if not attempt.kind.only_asks:
         await _mark(attempt, GIVEN_SECRET)
 
@@ -163,7 +165,7 @@ def was_given_secret(attempt: Attempt) -> bool:
 
 NO_USAGE = Usage()
 
-_LONGEST_DIFF = 64 * 1024
+LONGEST_DIFF = 64 * 1024
 """Maximum length of a recorded diff, in characters. A longer diff is cut; the files themselves are not."""
 
 
@@ -321,7 +323,7 @@ def commit_unit(
         files=files,
         workspaces=tuple(workspaces),
         writes=() if changing is None else changing.writes(),
-        diff=diff[:_LONGEST_DIFF],
+        diff=diff[:LONGEST_DIFF],
         root="" if filesystem is None else folder_of(filesystem),
         root_id="" if filesystem is None else folder_id_of(filesystem),
         path=call.path if is_inner else (),

@@ -34,6 +34,7 @@ from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import RunLog, Told
 from handrail.run.record.notices import place_after, place_of_remark, undone_in, untold_message
 from handrail.run.record.recorded_session import compactions_in, logs_of, run_end
+from handrail.run.search import SEARCHER, loaded_by
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
 from handrail.session.slices import name_of
@@ -212,7 +213,10 @@ class _Retold:
         unit = self._units.get(place)
         if unit is not None:
             text, attached = text_of(unit.result), attachments_in(unit.result)
-            return CallAnswered(call.id, call.name, text, unit.status != "ok", attachments=attached)
+            value = msgspec.json.decode(unit.result)["value"] if call.name == SEARCHER else None
+            shows, definitions = loaded_by(call.name, value)
+            failed = unit.status != "ok"
+            return CallAnswered(call.id, call.name, text, failed, shows, attached, definitions)
         if self._unfinished is None:
             return None
         begun = any(kind == "call begun" and each.attempt_at(place) for kind, each in self._found)
@@ -226,11 +230,7 @@ class _Retold:
     def _committed(self, place: Place) -> list[str]:
         """Return the tool's name for each inner call that committed separately and changed something."""
         units = (unit for each, unit in self._units.items() if each.attempt_at(place))
-        return [
-            unit.tool
-            for unit in units
-            if unit.status == "ok" and (unit.effects or unit.writes or unit.spawned)
-        ]
+        return [unit.tool for unit in units if unit.status == "ok" and unit.has_changed]
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
 from handrail.errors import BlobNotFoundError, Diverged, RunBusy, RunError
+from handrail.events import LegEnd
 from handrail.journal.protocol import Journal
 from handrail.journal.records import (
     Amounts,
@@ -99,6 +100,7 @@ class RunLog:
         "_verbs",
         "asked",
         "attempt",
+        "earlier",
         "is_kept",
         "journal",
         "remarks",
@@ -120,12 +122,15 @@ class RunLog:
         asked: Iterable[QuestionRecord] = (),
         resumed: bool = False,
         attempt: int = 1,
+        earlier: LegEnd = "",
     ) -> None:
         self.journal: Journal = cast(Any, journal)
         self.run_id = run_id
         self.resumed = resumed
         self.attempt = attempt
         """1 until the run is resumed, and then the number of its legs (see `RunRow.legs`)."""
+        self.earlier: LegEnd = earlier
+        """How the run's earlier leg ended; "" if this is its first."""
         self.is_kept = journal is not None
         """Whether there is a journal. Runs without a journal use `NO_LOG`."""
         self._closed = False
@@ -271,9 +276,7 @@ class RunLog:
     def committed_inside(self, call: Place) -> list[CommitUnit]:
         """Return the units of the successful calls inside a call that were committed separately and changed something."""
         inside = (unit for place, unit in self._finished.items() if place.startswith(call.prefix()))
-        return [
-            unit for unit in inside if unit.status == "ok" and (unit.effects or unit.writes or unit.spawned)
-        ]
+        return [unit for unit in inside if unit.status == "ok" and unit.has_changed]
 
     def spawned_under(self, call: Place, before: int | None = None) -> Iterator[SpawnedRun]:
         """Yield the background runs that a call and the calls inside it have begun; with `before`, only those in attempts with a lower number."""

@@ -117,7 +117,7 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
         attempt.transaction = new_transaction(attempt, attempt.tool)
         for each in run.log.committed_inside(attempt.call.place) if attempt.tool.delegates else ():
             note_past(attempt, True, name=each.tool)
-        note_past(attempt, bool(unit.effects or unit.writes or unit.spawned))
+        note_past(attempt, unit.has_changed)
     bill_nested(attempt)
     return end_as_recorded(attempt, unit.result)
 

@@ -78,11 +78,11 @@ class RecordedLogs:
     """
 
     def __init__(
-        self, run_id: str, session_id: str, trace_id: str, records: Iterable[CommitUnit | Entry]
+        self, run_id: str, session_id: str, traceparent: str, records: Iterable[CommitUnit | Entry]
     ) -> None:
         self._run_id = run_id
         self._session_id = session_id
-        self._trace_id = trace_id or trace_of(run_id)
+        self._traceparent = traceparent
         self._ends: list[tuple[Place, _End]] = []
         self._tried: dict[Place, Tried] = {}
         self._begun: dict[Place, Begun] = {}
@@ -154,8 +154,11 @@ class RecordedLogs:
 
     def _context(self, place: Place) -> RunContext:
         """Return the context of the run that contains a place. Which leg and which worker it was is not recorded."""
-        run_id = place.run.id(self._run_id)
-        return RunContext(run_id, self._run_id, self._session_id, 1, "", self._trace_id, span_of(run_id))
+        run_id, started = place.run.id(self._run_id), self._traceparent
+        trace_id = trace_of(self._run_id, started)
+        return RunContext(
+            run_id, self._run_id, self._session_id, 1, "", trace_id, span_of(run_id, 1), started
+        )
 
     def run_ended(self, prompt: str, ended: str, usage: Usage, cost: Decimal | None) -> PromptExecuted:
         """Return the end of the run itself."""
@@ -223,7 +226,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
             run_id=row.record.id,
-            trace_id=begin.trace_id or None,
+            traceparent=begin.traceparent or None,
             app=row.record.app,
             workers=self._workers(options.workers),
         )
@@ -306,7 +309,16 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
     units = tuple(each for each in own.records if isinstance(each, CommitUnit))
     entries = [each for each in own.records if isinstance(each, Entry)]
     asked = await journal.questions.history(record.id)
-    made = RunLog(journal, record.id, clock, entries, units, asked=asked, resumed=True, attempt=row.legs or 1)
+    earlier = (
+        "" if row.legs < 2 else row.status if row.status == "parked" else "lost" if row.owner else "released"
+    )
+    made = RunLog(
+        *(journal, record.id, clock, entries, units),
+        asked=asked,
+        resumed=True,
+        attempt=row.legs or 1,
+        earlier=earlier,
+    )
     made.untold = recorded.undone.untold
     begin = decode_begin(record)
     await load_attachments(journal, record.id, [*begin.attachments, *begin.attached])
@@ -432,7 +444,7 @@ def run_end(row: RunRow, logs: RecordedLogs) -> PromptExecuted:
 def logs_of(row: RunRow, records: Iterable[CommitUnit | Entry]) -> RecordedLogs:
     """Return what the calls of a run have logged, from the run's records."""
     record = row.record
-    return RecordedLogs(record.id, record.session_id, decode_begin(record).trace_id, records)
+    return RecordedLogs(record.id, record.session_id, decode_begin(record).traceparent, records)
 
 
 def compactions_in(records: Iterable[CommitUnit | Entry]) -> Mapping[int, Compaction]:
