@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
@@ -21,15 +22,17 @@ from handrail.errors import (
     SessionError,
     ToolValidationError,
 )
+from handrail.guard.outer_policy import OuterPolicy
 from handrail.guard.policy import within_scope
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CommitUnit
+from handrail.journal.records import CommitUnit, RunRow
 from handrail.messages import CallAsked
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.resources.bindings import Binding
 from handrail.resources.diff import unified_diff
 from handrail.resources.paths import folder_id_of, folder_of
+from handrail.resources.staging import FileFork
 from handrail.run.answer import RecordedAnswer, offer_of
 from handrail.run.call import Attempt, new_call
 from handrail.run.conversation import root_conversation
@@ -40,11 +43,12 @@ from handrail.run.large_results import READER
 from handrail.run.options import DEPTH_LIMIT, RunOptions
 from handrail.run.place import RUN, Place
 from handrail.run.policies import check_policies, close_policies
-from handrail.run.record.begin import schema_of, tools_of
-from handrail.run.record.format import is_masked, read_result
+from handrail.run.record.begin import RunBegin, schema_of, tools_of
+from handrail.run.record.format import LONGEST_DIFF, is_masked, read_result
 from handrail.run.record.recorded_session import ResumedRun, load_resumed
 from handrail.run.response import Output
 from handrail.run.run import Run, open_run
+from handrail.run.search import CALLER, SEARCHER, unwrapped
 from handrail.run.transaction import new_transaction
 from handrail.runs.reversal import meet
 from handrail.runs.tree import answers_in
@@ -54,13 +58,15 @@ from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.result import clean_text, shown_text, whole_of, with_excerpt
 from handrail.tools.toolbox import NO_TOOLS
 
-What = Literal[
-    "prompt", "attachments", "tools", "schema", "section", "arguments", "policy", "result", "output"
-]
+_Shown = Literal["prompt", "attachments", "tools", "schema", "section"]
+What = Literal[_Shown, "arguments", "policy", "result", "files", "output", "call"]
+
+Source = Literal["real", "recorded"]
+"""Where a replay takes the results of a tool's calls from: it runs them, whatever their effect, or it uses the recorded results."""
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first difference between a replay and the record."""
+    """A difference between a replay and the record."""
 
     step: int
     """The number of the model answer that the difference follows; 0 if it is before the first request."""
@@ -90,7 +96,9 @@ _WORDS: dict[What, str] = {
     "arguments": "the arguments are parsed differently:",
     "policy": "the policies decide differently:",
     "result": "the result differs:",
+    "files": "the changed files differ:",
     "output": "the answer is no longer valid:",
+    "call": "no result is recorded for the call:",
 }
 
 
@@ -113,14 +121,16 @@ async def replay(
     filesystem: Filesystem | None = None,
     resources: Iterable[Binding[Any]] = (),
     session: Session | None = None,
+    tools: Mapping[str, Source] = {},
+    lacking: Collection[str] = (),
     tally: Tally | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Divergence | None:
     """Replay a recorded run with the current code. Returns the first difference; None if there is none.
 
     What the model was shown is compared with what it would be shown now: the system text, the attachments, the descriptions
-    and schemas of the tools, the schema of the answer, the sections that it opened, and the results of its calls.
-    The decisions of policies are compared without their reasons.
+    and schemas of the tools, the schema of the answer, the sections that it opened, the results of its calls, and what they
+    changed in files. The decisions of policies are compared without their reasons.
 
     No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
     that is dropped. The recorded result is used for all other calls, and for calls that
@@ -128,11 +138,14 @@ async def replay(
     - asked somebody, were given a secret, ran a nested prompt or used another recorded verb,
     - ended with a status other than `ok` and `error`,
     - need a person, a model or a worker,
-    - used a tool that only the original caller provided, or
+    - used a tool that only the original caller provided,
+    - were undone, or
     - worked on files that the run or a later call in the folder has changed.
 
-    `filesystem` must contain the files as they were when the run began; without it, calls that used files are not run.
-    `params` override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty
+    `filesystem` must contain the files as they were when the run began, except for the paths in `lacking`. Calls that used one of
+    these are not run, nor is any that used files if there is no `filesystem`.
+    `tools` says otherwise for single tools, by name: a `real` one runs, even if its effect can't be undone, and a `recorded` one
+    does not. `params` override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty
     session with the recorded id. `tally` receives the counts. Raises `HandrailError` if the replay itself fails.
     """
     row = await journal.runs.get(run_id)
@@ -153,10 +166,11 @@ async def replay(
     entries = await journal.calls.entries(run_id)
     answers = answers_in(entries)
     asking = [Place.parse(entry.key) for entry in entries if entry.kind == "verb"]
+    undone = {entry.key for entry in entries if entry.kind == "undone"}
     units = await journal.calls.load(run_id)
-    changed = await _changed_since(journal, units, filesystem)
-    run = _run(prompt, resumed, filesystem, resources, clock)
-    walk = _Walk(run, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
+    changed = [*await _changed_since(journal, units, filesystem), *(f"file {path}" for path in lacking)]
+    run = _run(prompt, resumed, filesystem, (*prompt.resources, *resources), clock)
+    walk = _Walk(run, prompt, rendered, units, asking, undone, changed, begin, tools, tally or Tally())
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
@@ -219,6 +233,14 @@ async def _changed_since(
     ]
 
 
+def outer_policies_of(row: RunRow) -> tuple[OuterPolicy, ...]:
+    """Return the policies of the run that began a background run, as they apply in that; none for any other run."""
+    if row.record.parent is None:
+        return ()
+    policies_of: Any = import_module("handrail.fleet.background").policies_of  # of a higher layer
+    return policies_of(row.record.parent)
+
+
 def _run(
     prompt: Prompt[Any],
     resumed: ResumedRun,
@@ -229,7 +251,8 @@ def _run(
     options = RunOptions(
         session=resumed.session,
         filesystem=filesystem,
-        resources=(*prompt.resources, *resources),
+        resources=tuple(resources),
+        outer_policies=outer_policies_of(resumed.row),
         approvals="approve_all",
         depth_limit=DEPTH_LIMIT + 1,
         clock=clock,
@@ -251,8 +274,10 @@ class _Walk:
         rendered: RenderedPrompt[Any],
         units: Sequence[CommitUnit],
         asking: Sequence[Place],
+        undone: Collection[str],
         changed: Iterable[str],
-        added: Iterable[str],
+        begin: RunBegin,
+        tools: Mapping[str, Source],
         tally: Tally,
     ) -> None:
         self._run = run
@@ -261,8 +286,13 @@ class _Walk:
         self._rendered = rendered
         self._units = {Place.parse(unit.place): unit for unit in units}
         self._asking = asking
+        self._undone = undone
         self._unknown = {place[5:] for place in changed}
-        self._added = frozenset(added)
+        self._lacks_files = run.world.filesystem is None and (
+            bool(begin.folder) or any(paths_of(unit) for unit in units)
+        )
+        self._added = frozenset(begin.added)
+        self._tools = tools
         self._tally = tally
         self._found: Divergence | None = None
         self._output = None if rendered.output_schema is None else Output(rendered.output_schema)
@@ -273,7 +303,8 @@ class _Walk:
             self._found = await self._walk(call_behind(context), answers)
             raise _Dropped
 
-        driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect="staged")
+        effect = "irreversible" if "real" in self._tools.values() else "staged"
+        driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect=effect)
         self._run.show(NO_TOOLS.plus([driver]), ())
         result = await self._gate.invoke("replay")
         if self._found is None and _Dropped.__name__ not in result.message:
@@ -321,8 +352,9 @@ class _Walk:
         return None
 
     async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
+        asked = unwrapped(asked, self._run.tools)
         tool = self._run.tools.get(asked.name)
-        if tool is None and (asked.name in self._added or asked.name == READER):
+        if tool is None and (asked.name in self._added or asked.name in (READER, SEARCHER, CALLER)):
             self._take(
                 outer, unit
             )  # the original caller, or the run itself, provided this tool, which is missing here
@@ -341,10 +373,16 @@ class _Walk:
             self._take(outer, unit)
             return None
         self._tally.ran += 1
-        result = await self._gate.pass_through(new_call(self._gate, tool.name, asked.arguments, parent=outer))
+        attempt = self._gate.open(new_call(self._gate, tool.name, asked.arguments, parent=outer))
+        result = await self._gate.pass_through(attempt.call, attempt)
         recorded = read_result(tool, unit.result)
         was, now = _told(recorded), _told(_shortened_like(recorded, result))
-        return None if was == now else self._differs(step, "result", unit, was, now)
+        if was != now:
+            return self._differs(step, "result", unit, was, now)
+        changed = _file_diff(attempt)
+        if changed == unit.diff or (not unit.diff and any(_is_file(place) for place in unit.writes)):
+            return None  # a journal has no diff of files that it does not keep, such as those in memory
+        return self._differs(step, "files", unit, unit.diff, changed)
 
     def _differs(self, step: int, what: What, unit: CommitUnit, recorded: str, now: str) -> Divergence:
         where = f"{unit.tool} ({unit.call_id})"
@@ -428,25 +466,52 @@ class _Walk:
         return self._differs(step, "policy", unit, was, now)
 
     def _can_run(self, tool: Tool[Any, Any], unit: CommitUnit) -> bool:
+        source = self._tools.get(tool.name)
+        if source == "real":
+            return True
+        if source == "recorded" or unit.call_id in self._undone:
+            return False
         if unit.status not in ("ok", "error") or not EFFECTS[tool.effect].transactional or tool.needs:
             return False
         place = Place.parse(unit.place)
         if any(each.attempt_at(place) for each in self._asking):
             return False
-        paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
-        if paths and self._run.world.filesystem is None:
+        paths = paths_of(unit)
+        if paths and self._lacks_files:
             return False
+        if unit.status == "error" and (self._lacks_files or self._unknown):
+            return False  # which files a call that failed has read is not recorded
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
         """Apply the recorded events of a call, and of the inner calls that committed separately, instead of running it."""
         self._tally.taken += 1
+        if unit.call_id in self._undone:
+            return  # nothing that came before its undo depends on what it did
         call = Place.parse(unit.place)
         for place, each in self._units.items():  # in the order of their commits
             if place.within(call):
                 for event in each.events:
                     outer.open_transaction.session.redo(decode_item(bytes(event), self._run.session.id))
                 self._unknown.update(place[5:] for place in each.writes if place.startswith("file "))
+
+
+def _is_file(place: str) -> bool:
+    return place.startswith("file ")
+
+
+def paths_of(unit: CommitUnit) -> list[str]:
+    """Return the paths that a call has read or changed."""
+    return [place[5:] for place in (*unit.reads, *unit.writes) if _is_file(place)]
+
+
+def _file_diff(attempt: Attempt) -> str:
+    """Return what the last attempt at a call has changed in durable files, in the form in which the journal records it."""
+    transaction = attempt.newest.transaction
+    forks: Any = () if transaction is None else transaction.touched
+    return "".join(fork.diff() or "" for fork in forks if fork.is_durable or isinstance(fork, FileFork))[
+        :LONGEST_DIFF
+    ]
 
 
 def _shortened_like(recorded: ToolResult[Any], result: ToolResult[Any]) -> ToolResult[Any]:

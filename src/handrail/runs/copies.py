@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -199,34 +199,23 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     journal masks them), questions (open ones are asked again), or data that folders keep for undo. Raises `RunError` if the
     run has not begun, if an earlier run of its session is not over, or if the file can't be written.
     """
-    row = await journal.runs.get(run_id)
-    check_begun(row)
-    record = row.record
-    lineage = await lineage_of(journal, row)
-    begin = detach(decode_begin(record), lineage, record.session_id)
-    lines: list[Any] = [_Head("run", FORMAT, run_id)]
-    lines.append(
-        {
-            "run": msgspec.structs.replace(
-                row,
-                record=msgspec.structs.replace(record, begin=begin),
-                owner="",
-                leased_until=0.0,
-                questions=0,
-            )
-        }
-    )
-    lines += [{"entry": entry} for entry in await journal.calls.entries(run_id)]
-    units = await journal.calls.load(run_id)
-    lines += [{"unit": msgspec.structs.replace(unit, files=(), workspaces=(), root="")} for unit in units]
-    lines += [{"step": step} for step in await journal.steps.load(run_id)]
-    lines += [{"blob": data} for data in await _blobs(journal, run_id, lineage)]
-    target = Path(path)
-    unfinished = ""
+    copy = await copy_of(journal, run_id)
+    lines: list[Any] = [_Head("run", FORMAT, run_id), {"run": copy.row}]
+    lines += [{"entry": entry} for entry in copy.entries]
+    lines += [{"unit": unit} for unit in copy.units]
+    lines += [{"step": step} for step in copy.steps]
+    lines += [{"blob": data} for data in copy.blobs]
+    write_file(run_id, path, (msgspec.json.encode(line) + b"\n" for line in lines))
+    return len(lines)
+
+
+def write_file(run_id: str, path: str | PathLike[str], lines: Iterable[bytes]) -> None:
+    """Write a run to a file that only its owner can read, at once. Raises `RunError` if that fails."""
+    target, unfinished = Path(path), ""
     try:
         opened, unfinished = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with open(opened, "wb") as file:
-            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+            file.writelines(lines)
         os.replace(unfinished, target)
     except OSError as error:
         problem = f"it can't be written to {target}: {error.strerror}"
@@ -234,7 +223,33 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     finally:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
-    return len(lines)
+
+
+async def copy_of(journal: Journal, run_id: str) -> RunCopy:
+    """Return a copy of a run that refers to no other run, and to no process, folder or workspace.
+
+    Raises `RunError` if the run has not begun, or if an earlier run of its session is not over.
+    """
+    row = await journal.runs.get(run_id)
+    check_begun(row)
+    record, lineage = row.record, await lineage_of(journal, row)
+    begin = detach(decode_begin(record), lineage, record.session_id)
+    return RunCopy(
+        row=msgspec.structs.replace(
+            row,
+            record=msgspec.structs.replace(record, begin=begin),
+            owner="",
+            leased_until=0.0,
+            questions=0,
+        ),
+        entries=await journal.calls.entries(run_id),
+        units=[
+            msgspec.structs.replace(unit, files=(), workspaces=(), root="")
+            for unit in await journal.calls.load(run_id)
+        ],
+        steps=await journal.steps.load(run_id),
+        blobs=await _blobs(journal, run_id, lineage),
+    )
 
 
 async def import_(
@@ -247,7 +262,13 @@ async def import_(
     that the file chose. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if an id
     contains characters that can't be printed, or if the journal already has a run with this id.
     """
-    copy = _read(Path(path))
+    return await add_copy(journal, _read(Path(path)), Path(path).name, run_id=run_id, session_id=session_id)
+
+
+async def add_copy(
+    journal: Journal, copy: RunCopy, name: str, *, run_id: str | None = None, session_id: str | None = None
+) -> RunRow:
+    """Add the copy of a run in the file `name` to a journal, as `import_` does."""
     was, record = copy.row.record.id, copy.row.record
     new_id = was if run_id is None else run_id
     for what, id in (
@@ -256,16 +277,14 @@ async def import_(
     ):
         problem = why_unfit(id)
         if problem:
-            raise RunError(
-                Path(path).name, f"the {what} {problem}", "Give the run and its session other ids."
-            )
+            raise RunError(name, f"the {what} {problem}", "Give the run and its session other ids.")
     if session_id is None:
         taken = await journal.runs.list(session_id=record.session_id)
         session_id = new_id if taken else record.session_id
     try:
         begin = decode_begin(record)
     except ValueError as error:
-        raise RunError(Path(path).name, f"it is not an exported run: {error}", _HINT) from None
+        raise RunError(name, f"it is not an exported run: {error}", _HINT) from None
     # The original run's permission to change startup files does not apply in this journal. Nor is any code loaded or started
     # because the file names it: whoever resumes the run names its app, its servers, and models in modules.
     again = detach(

@@ -14,15 +14,17 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import Conflict, FileError, HandrailError, RunBusy, RunError, RunUnknown, UndoRefused
+from handrail.events import CallUndone
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CallKey, CommitUnit, Entry, RunRecord, RunRow
 from handrail.run.place import Place
-from handrail.run.record.begin import heed_undone
+from handrail.run.record.begin import decode_begin, heed_undone
 from handrail.run.record.format import InnerCall
 from handrail.run.record.lease import acquire_run, is_executing
 from handrail.run.record.notices import UndoneCall, runs_of_others, undone_in
 from handrail.runs.catalog import cancel
 from handrail.session import Session
+from handrail.session.bus import publish_everywhere
 
 if TYPE_CHECKING:
     from handrail.resources.directory.recovery import Unapplied
@@ -86,9 +88,14 @@ async def undo(
     Raises `RunError` if the run has no such call, `RunBusy` or `SessionBusy` if a live process owns a run of the session, and
     `WorkspaceBusy` while a different run has the workspace.
     """
+    began = clock.monotonic()
     await check_nobody_works(journal, await journal.runs.get(run_id))
     async with acquire_run(journal, run_id, turn="same") as row:
-        return await _undo(journal, row, call_id, filesystem, session, clock)
+        done = await _undo(journal, row, call_id, filesystem, session, clock)
+        started = decode_begin(row.record).traceparent
+    seconds = clock.monotonic() - began
+    publish_everywhere(CallUndone(call_id, done.tool, run_id, started, tuple(done.stands), seconds))
+    return done
 
 
 async def _undo(

@@ -12,7 +12,7 @@ from handrail.testing.contexts import (
     user_context,
     worker_context,
 )
-from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber
+from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber, SimulatedPerson
 from handrail.testing.resource_laws import check_resource
 from handrail.testing.shells import FakeShell
 from handrail.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
@@ -27,6 +27,7 @@ __all__ = [
     "Person",
     "Recorded",
     "RecordingSubscriber",
+    "SimulatedPerson",
     "VirtualClock",
     "VirtualTimeLoop",
     "agent_context",

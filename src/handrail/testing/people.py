@@ -9,14 +9,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+import pydantic_core
+
 from handrail.errors import Declined, QuestionCancelled, QuestionTimedOut
 from handrail.events import CallStatus, ToolInvoked, ToolResumed, ToolStarted
+from handrail.messages import Model
+from handrail.prompt import Prompt
 from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
+from handrail.run.adapter import Adapter
+from handrail.schema import to_json
 from handrail.session import Session
 from handrail.tools import RunMode
 
@@ -120,6 +128,65 @@ class Person(Environment):
             value=value,
             reason=reason,
         )
+
+
+class SimulatedPerson(Person):
+    """A person whose answers a model gives: `SimulatedPerson("openai:gpt-5", "You are a customer. Approve up to 20 euros.")`.
+
+    The model is asked about each question by itself, with the `instructions` and what a person would be shown. `approve` and `answers` are
+    prepared answers, which come first. An answer of the model that does not fit is asked for again. Its requests belong to no run: they are neither in
+    the run's usage nor in its budget. What the model approves is approved, so use this only in tests and evals.
+    """
+
+    def __init__(
+        self,
+        model: Model | str,
+        instructions: str,
+        *,
+        approve: Approves | None = None,
+        answers: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(False if approve is None else approve, answers)
+        self._decides = approve is None
+        self._adapter = Adapter(model)
+        self._instructions = instructions.replace("$", "$$")
+
+    async def ask(self, question: Question, /) -> Answer:
+        """Record a question, and return the prepared answer to it, or else the model's."""
+        is_approval = question.kind == "approval"
+        if not self._decides if is_approval else question.name in self.answers:
+            return await super().ask(question)
+        self.questions.append(question)
+        shown = to_json({"kind": question.kind, "name": question.name, "payload": question.payload}).decode()
+        message = f"{question.message}\n{shown}"
+        if is_approval:
+            decision = await self._say(message, Decision)
+            return self._answer(
+                question, "answered", {"approved": decision.approved, "reason": decision.reason}
+            )
+        schema = to_json(question.schema).decode()
+        text = await self._say(f"{message}\nAnswer with nothing but JSON that matches this schema: {schema}")
+        try:
+            value: Any = pydantic_core.from_json(text)
+        except ValueError:
+            value = text
+        return self._answer(question, "answered", value)
+
+    async def _say(self, message: str, output: Any = None) -> Any:
+        prompt: Prompt[Any] = Prompt("person", self._instructions, output=output)
+
+        async def evaluate() -> Any:
+            response = await self._adapter.evaluate(prompt, message=message)
+            return response.text if output is None else response.output
+
+        # In an empty context, so that this is no part of the run that asks, nor of its trace.
+        return await asyncio.create_task(evaluate(), context=Context())
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:  # no docstring: it would be shown to the model
+    approved: bool
+    reason: str = ""
 
 
 class Agent(Person):
