@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +36,35 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleet import chaos_app, chaos_laws
 from fleet.hosts import Host, can_make, faketime
-from fleet.killed_postgres import Server
 from handrail import PostgresJournal
 from handrail.errors import HandrailError
 from handrail.fleet import FleetApp, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.records import OVER
 from handrail.run.limits import Budget
-from support import TESTS, postgres
+from support import importing_support, postgres
+from support.killed_postgres import Server
 from support.parked_runs import answer_to
 
 LEASE = 2.0
+_NOTHING: Mapping[str, str] = {}
 
 
 class WorkerProcess:
     """A worker process, on its own host if it was given one."""
 
     def __init__(
-        self, number: int, dispatcher: str, environment: dict[str, str], log: Path, host: Host | None
+        self,
+        number: int,
+        app: str,
+        dispatcher: str,
+        environment: dict[str, str],
+        log: Path,
+        host: Host | None,
     ) -> None:
         self.is_frozen = False
         self.host = host
-        command = [sys.executable, "-m", "handrail", "worker", chaos_app.__file__, "-n", "20"]
+        command = [sys.executable, "-m", "handrail", "worker", app, "-n", "20"]
         if dispatcher != "journal":
             command += ["--dispatcher", dispatcher]
         if host is not None:
@@ -103,20 +110,29 @@ class Chaos:
         workers: int,
         seed: int,
         url_from: Callable[[str], str] | None = None,
+        app: str = chaos_app.__file__,
+        requests: int = chaos_app.REQUESTS,
+        environment: Mapping[str, str] = _NOTHING,
     ) -> None:
-        """Start workers. With `url_from`, each has its own host, which reaches the journal at `url_from(host.address)`."""
+        """Start workers for the app, with these variables in their environment. A run may make `requests` requests.
+
+        With `url_from`, each worker has its own host, which reaches the journal at `url_from(host.address)`.
+        """
         self.random = random.Random(seed)
         self.happened: collections.Counter[str] = collections.Counter()
         self._folder = folder
         self._dispatcher = dispatcher
         self.ledger = folder / "ledger"
-        self._environment = {
-            **os.environ,
+        self.environment = {
+            **importing_support(),
             "HANDRAIL_KEY": postgres.KEY,
             "CHAOS_LEDGER": str(self.ledger),
-            "PYTHONPATH": str(TESTS),
+            **environment,
         }
-        self.app = FleetApp.load(chaos_app.__file__)
+        self._name = app
+        self._requests = requests
+        self.runs = 0
+        self.app = FleetApp.load(app)
         self.journal = PostgresJournal(url)
         self._address = parse_url(url)
         self.is_over = False
@@ -132,9 +148,11 @@ class Chaos:
                 self._workers[number] = self._work(number)
 
     def _work(self, number: int) -> WorkerProcess:
-        log = self._folder / f"worker{number}.log"
+        log, temporary = self._folder / f"worker{number}.log", self._folder / f"temporary{number}"
+        temporary.mkdir(exist_ok=True)
         url = self._urls[number]
         where = {
+            "TMPDIR": str(temporary),
             "HANDRAIL_JOURNAL": url,
             "HANDRAIL_DISPATCH_URL": parse_url(url).conninfo,
             "XDG_CACHE_HOME": str(
@@ -142,7 +160,8 @@ class Chaos:
             ),  # each worker has its own copies of workspaces
         }
         host = self._hosts[number] if self._hosts else None
-        return WorkerProcess(number, self._dispatcher, {**self._environment, **where}, log, host)
+        environment = {**self.environment, **where}
+        return WorkerProcess(number, self._name, self._dispatcher, environment, log, host)
 
     def close(self) -> None:
         for each in self._workers:
@@ -150,6 +169,11 @@ class Chaos:
         for each in self._hosts:
             each.close()
         self.journal.close()
+
+    def processes(self) -> list[tuple[int, Path]]:
+        """Return the process id and the folder for temporary files of each worker."""
+        folders = [self._folder / f"temporary{number}" for number in range(len(self._workers))]
+        return [(each.process.pid, folder) for each, folder in zip(self._workers, folders, strict=True)]
 
     def faults(self) -> list[Callable[[], Any]]:
         """Return the methods that disturb a worker. Cutting a network needs hosts, and setting a clock wrong also needs `faketime`."""
@@ -162,20 +186,23 @@ class Chaos:
         return self.random.choice(well) if len(well) > 1 else None
 
     async def submit(self, runs: int) -> None:
-        """Submit runs, each in a workspace. Every fourth run fails, because its budget is one call too small."""
-        for number in range(runs):
+        """Submit more runs, each in a workspace. Every fourth run fails, because its budget is one call too small."""
+        for number in range(self.runs, self.runs + runs):
             calls = chaos_app.CALLS - chaos_laws.is_short(number)
             asked = Submission(
                 f"o{number}",
                 run_id=f"run{number}",
-                budget=Budget(requests=chaos_app.REQUESTS, tool_calls=calls),
+                budget=Budget(requests=self._requests, tool_calls=calls),
                 folder=f"workspace:{chaos_laws.workspace_of(number)}",
+                key=f"run{number}",
             )
             await submit(self.journal, self.app, asked)
+            self.runs = number + 1
 
-    def kill(self) -> None:
-        """Kill a worker, and start a new one in its place."""
-        number = self.random.randrange(len(self._workers))
+    def kill(self, number: int | None = None) -> None:
+        """Kill a worker, at random unless its number is given, and start a new one in its place."""
+        if number is None:
+            number = self.random.randrange(len(self._workers))
         self._workers[number].kill()
         self._workers[number] = self._work(number)
         self.happened["kill -9"] += 1
@@ -209,8 +236,8 @@ class Chaos:
         host.skew(0)
 
     async def answer(self) -> None:
-        """Answer every open question. The ledger tells whether an interrupted tip was paid."""
-        questions = await self.journal.questions.open()
+        """Answer every open question of these runs. The ledger tells whether an interrupted tip was paid."""
+        questions = [each for each in await self.journal.questions.open() if _is_order(each.run_id)]
         lines = chaos_app.read_ledger(self.ledger) if questions else []
         for question in questions:
             order = question.run_id.replace("run", "o")
@@ -247,7 +274,6 @@ class Chaos:
 
     async def begin(self, runs: int, patience: float) -> None:
         """Submit runs, and wait until a worker executes one. Raises `AssertionError` if none has begun after `patience` seconds."""
-        self.runs = runs
         await self.submit(runs)
         until = time.monotonic() + patience
         while not self.ledger.exists():
@@ -278,14 +304,16 @@ class Chaos:
         await asyncio.sleep(0.1)
         with contextlib.suppress(HandrailError, psycopg.OperationalError):  # raised while PostgreSQL restarts
             await self.answer()
-            return await asyncio.to_thread(self._count_over) == self.runs
+            return await asyncio.to_thread(self.count_over) == self.runs
         return False
 
-    def _count_over(self) -> int:
+    def count_over(self) -> int:
         """Return how many runs are over. Queries the table, because the journal's own methods would read every record."""
-        return len(self._select("SELECT 1 FROM {}.runs WHERE status = ANY(%s)", list(OVER)))
+        return len(
+            self.select("SELECT 1 FROM {}.runs WHERE status = ANY(%s) AND id ~ '^run[0-9]+$'", list(OVER))
+        )
 
-    def _select(self, query: str, *values: Any) -> list[Any]:
+    def select(self, query: str, *values: Any) -> list[Any]:
         """Return the rows that a query finds in the journal's tables. A `{}` in the query stands for the schema of these tables."""
         named = psycopg.sql.SQL(query).format(psycopg.sql.Identifier(self._address.schema))  # pyright: ignore[reportArgumentType]  # our own text
         with psycopg.connect(self._address.conninfo) as connection:
@@ -299,17 +327,20 @@ class Chaos:
             if row.status not in OVER
         ]
 
+    def count(self, name: str, number: int) -> None:
+        self.happened[name] += number
+
     async def check(self) -> list[chaos_laws.Broken]:
         """After all runs are over, check the laws against the ledger, the journal and the files. Return the violations."""
-
-        def count(name: str, number: int) -> None:
-            self.happened[name] += number
-
         ledger = chaos_laws.Ledger(self.ledger)
         self.happened["ledger lines with the clock off"] = ledger.off
-        steps = self._select("SELECT chain || ' ' || key FROM {}.records WHERE kind = 'step settled'")
+        steps = self.select("SELECT chain || ' ' || key FROM {}.records WHERE kind = 'step settled'")
         settled = [name for (name,) in steps]
-        return [each async for each in chaos_laws.check(self.journal, self.runs, ledger, settled, count)]
+        return [each async for each in chaos_laws.check(self.journal, self.runs, ledger, settled, self.count)]
+
+
+def _is_order(run_id: str) -> bool:
+    return run_id.startswith("run") and run_id[3:].isdecimal()
 
 
 async def main() -> int:

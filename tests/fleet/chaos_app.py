@@ -11,13 +11,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fleet.hosts import obey
 from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
-from handrail.messages import ModelRequest, ToolMessage, UserMessage
+from handrail.messages import Model, ModelRequest, ToolMessage, UserMessage
 
 obey()
 
@@ -126,8 +127,8 @@ async def choose(order: str, *, context: UserContext) -> str:
     return f"choose {order} {chosen.name}"
 
 
-def script(*names: str) -> ScriptedModel:
-    """Return a model that calls each of these tools for the order that the message names, and then repeats their results."""
+def answer_with(*names: str) -> Callable[[ModelRequest], ToolCall | str]:
+    """Return a function that calls each of these tools for the order that the message names, and then repeats their results."""
 
     def answer(request: ModelRequest) -> ToolCall | str:
         said = [each.text for each in request.messages if isinstance(each, UserMessage) and not each.by_run]
@@ -138,11 +139,18 @@ def script(*names: str) -> ScriptedModel:
             return ToolCall(name, {"message" if name == "clerk" else "order": order}, f"{name}-{order}")
         return " | ".join(results)
 
-    return ScriptedModel(answer)
+    return answer
 
 
-clerk = Agent(
-    script("choose", "book"), "You book couriers.", name="clerk", description="Books.", tools=[choose, book]
-)
-adapter = Adapter(script("pay", "ship", "clerk", "charge"))
+SHOP, CLERK = answer_with("pay", "ship", "clerk", "charge"), answer_with("choose", "book")
+"""What the models of the two agents answer."""
+
+
+def clerk_with(model: Model | Adapter) -> Agent[None]:
+    """Create the nested agent."""
+    return Agent(model, "You book couriers.", name="clerk", description="Books.", tools=[choose, book])
+
+
+clerk = clerk_with(ScriptedModel(CLERK))
+adapter = Adapter(ScriptedModel(SHOP))
 prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, clerk.as_tool(), charge])

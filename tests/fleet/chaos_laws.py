@@ -7,9 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from fleet import chaos_app
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CommitUnit, RunRow
+from handrail.journal.records import CommitUnit, Entry, RunRow
+from handrail.run.answer import RecordedAnswer
 from handrail.run.record.begin import RunOutcome, decode_outcome
 
 LAWS = (
@@ -67,6 +70,8 @@ class _Run(NamedTuple):
     row: RunRow
     outcome: RunOutcome
     units: Sequence[CommitUnit]
+    failed: int
+    """How many of its requests failed after the model had reported their tokens, so that they are counted."""
     ledger: Ledger
 
     @property
@@ -101,7 +106,8 @@ async def check(
     for number in range(runs):
         id, name = f"run{number}", workspace_of(number)
         row = await journal.runs.get(id)
-        run = _Run(number, row, decode_outcome(row), await journal.calls.load(id), ledger)
+        failed = _failed(await journal.calls.entries(id))
+        run = _Run(number, row, decode_outcome(row), await journal.calls.load(id), failed, ledger)
         count(row.status, 1)
         count("legs", row.legs)
         count("pay again", max(0, ledger.begun["pay", run.order] - 1))
@@ -127,6 +133,12 @@ async def _read(journal: Journal, name: str) -> dict[str, str]:
     digests = {path: state.digest for path, state in states.items() if state.kind == "file"}
     bytes_of = await journal.workspaces.fetch(set(digests.values()))
     return {path: bytes_of[digest].decode() for path, digest in digests.items()}
+
+
+def _failed(entries: Sequence[Entry]) -> int:
+    bodies = [each.body for each in entries if each.kind == "model answer"]
+    answers = [msgspec.msgpack.decode(each, type=RecordedAnswer) for each in bodies]
+    return sum(request.usage is not None for answer in answers for request in answer.failed)
 
 
 def _ends(run: _Run) -> Iterator[tuple[str, str]]:
@@ -164,7 +176,7 @@ def _budget(run: _Run) -> Iterator[tuple[str, str]]:
     outcome = run.outcome
     if run.is_short and outcome.phase != "budget":
         yield "budgets exact", f"it failed, but not because of its budget: {outcome.error}"
-    if not run.is_short and outcome.usage.requests != chaos_app.REQUESTS:
+    if not run.is_short and outcome.usage.requests != chaos_app.REQUESTS + run.failed:
         yield "budgets exact", f"{outcome.usage.requests} requests were counted"
     charged = sum(unit.charged for unit in run.units)
     for what in ("pay", "book", "fee", "tip"):  # a small budget excludes the last two

@@ -1,5 +1,6 @@
 """Disks that are full or can't be synced: what a call replaced is never lost."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -9,9 +10,19 @@ from typing import Any
 
 import pytest
 
-from handrail import DirectoryFilesystem
+from handrail import (
+    Adapter,
+    DirectoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
 from handrail.errors import FileError, FileLimitReached
 from handrail.journal.records import CallKey
+from handrail.messages import ToolMessage
 from handrail.resources.directory.disk import Disk
 from resources.directory.crashing import snapshot
 from resources.directory.full_disk import FILES, change
@@ -57,6 +68,118 @@ def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path:
     ran = undo_on_a_full_disk(tmp_path, what)
     kinds = [line.split()[0] for line in ran.stdout.splitlines()]
     assert (ran.returncode, kinds) == (0, ["Direct", "Journaled"]), ran.stdout + ran.stderr
+
+
+class Failing(Disk):
+    """A disk on which every change fails with the error `number`, if there is one. Files can still be removed."""
+
+    number = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name in ("number", "forget") or name.startswith("_"):
+            return found
+
+        def change(*given: Any) -> Any:
+            if self.number:
+                raise OSError(self.number, os.strerror(self.number))
+            return found(*given)
+
+        return change
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EROFS, "the disk is read-only"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+async def test_a_call_on_a_disk_that_fails_changes_nothing_and_the_model_is_told(
+    tmp_path: Path, number: int, told: str
+):
+    """If the disk fails, the call fails, and its files stay as they were. The run goes on, and a later call succeeds."""
+    disk, root = Failing(), tmp_path / "root"
+    fill(root, {"a": "old"})
+    seen: list[Any] = []
+
+    @tool(effect="staged")
+    async def write(*, context: ToolContext) -> str:
+        """Write two files. The disk fails when the first call is committed."""
+        disk.number = 0
+        seen.append(snapshot(root))
+        for path in ("a", "b"):
+            context.filesystem.write(path, "new")
+        disk.number = number if len(seen) == 1 else 0
+        return "written"
+
+    model = ScriptedModel([ToolCall("write"), ToolCall("write"), "done"])
+    with (
+        contextlib.closing(SqliteJournal(tmp_path / "runs.db")) as journal,
+        DirectoryFilesystem(root, disk=disk) as files,
+    ):
+        adapter = Adapter(model, filesystem=files, journal=journal)
+        response = await adapter.evaluate(Prompt("p", "Do.", tools=[write]), "go", run_id="run")
+        assert [unit.status for unit in await journal.calls.load("run")] == ["error", "ok"]
+    failed, succeeded = (each.text for each in response.messages if isinstance(each, ToolMessage))
+    assert told in failed
+    assert succeeded == "written"
+    assert seen[0] == seen[1]
+    assert [(root / path).read_text() for path in ("a", "b")] == ["new", "new"]
+
+
+def test_what_a_failing_disk_keeps_from_being_removed_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """If the disk fails when what a call has staged is removed, the log names it."""
+    disk, root = Failing(), tmp_path / "root"
+    fill(root, {"a": "old"})
+    with DirectoryFilesystem(root, disk=disk) as files:
+        fork = files.fork("call")
+        fork.write("a", "new")
+        fork.prepare()
+        fork.stage(CallKey("call", journal="j"))
+        disk.number = errno.EIO
+        with pytest.raises(FileError, match="Input/output error"):
+            fork.apply()
+        fork.drop()
+        disk.number = 0
+        [left] = files.staging.glob("at-work/*/commit-*")
+        assert f"{left} was not cleaned up" in caplog.text
+    assert (root / "a").read_text() == "old"
+
+
+def test_commits_on_a_failing_disk_leave_no_folders_behind(tmp_path: Path):
+    """A folder that a commit would have reused, had the disk not failed, is reused by the next one."""
+    disk, root = Failing(), tmp_path / "root"
+    fill(root, {"a": "old"})
+    with DirectoryFilesystem(root, disk=disk, keep_calls=1) as files:
+
+        def write(text: str) -> None:
+            fork = files.fork("call")
+            try:
+                fork.write("a", text)
+                fork.prepare()
+                fork.stage(CallKey(text))
+                fork.apply()
+                fork.applied()
+            finally:
+                disk.number = 0
+                fork.drop()
+
+        def at_work() -> int:
+            return len(list(files.staging.glob("at-work/*/*")))
+
+        for text in "bcd":
+            write(text)
+        before = at_work()
+        for _ in range(3):
+            disk.number = errno.EIO
+            with pytest.raises(FileError, match="Input/output error"):
+                write("e")
+            write("f")
+        assert at_work() == before
 
 
 def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):

@@ -450,9 +450,14 @@ class Area:
         self._spare = None
         if spare is not None:
             folder = mine / f"{kind}{self.number()}"
-            with contextlib.suppress(FileNotFoundError):  # somebody has deleted the spare folder
+            try:
                 self.disk.retire(spare, folder)
                 return folder
+            except FileNotFoundError:  # somebody has deleted the spare folder
+                pass
+            except OSError:
+                self._spare = spare  # the next commit may use it
+                raise
         return self.new_folder(kind)
 
     def number(self) -> int:

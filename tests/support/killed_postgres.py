@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ import psycopg
 from support import PATIENCE, postgres
 from support.reserved_port import reserved_port
 
-_SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on", "listen_addresses": "*"}
+_SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on"}
 """The settings of the server. A committed transaction survives the server's death, but may be lost if the machine crashes."""
 
 
 class Server:
     """A PostgreSQL server in a folder. Hosts on this machine reach it through the network."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, addresses: str = "*") -> None:
+        """Create and start the server. It listens on these addresses; with "", only on its socket."""
         self._folder = folder
+        self._settings = {**_SETTINGS, "listen_addresses": addresses}
         self._options: dict[str, Any] = {
             "cwd": folder,
             "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TZ": "UTC"},
@@ -42,7 +46,7 @@ class Server:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[Any]:
-        settings = [f"-c{name}={value.strip(chr(39))}" for name, value in _SETTINGS.items()]
+        settings = [f"-c{name}={value.strip(chr(39))}" for name, value in self._settings.items()]
         command = [postgres.programs() / "postgres", "-D", self._folder / "data", "-k", self._folder]
         command += ["-p", str(self.port)]
         return subprocess.Popen([*command, *settings], **self._options)
@@ -69,6 +73,15 @@ class Server:
     def restart(self) -> None:
         """Kill the server with SIGKILL, and start it again. The processes of its connections end by themselves."""
         self._process.kill()
+        self.start_again()
+
+    def shut_down(self) -> None:
+        """End the server and its connections, as a restart of its service does first."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait()
+
+    def start_again(self) -> None:
+        """Start the server again, and wait until it accepts connections."""
         self._process.wait()
         self._process = self._start()
         self.wait()
@@ -78,3 +91,16 @@ class Server:
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait()
         self._reserved.close()
+
+
+@contextlib.contextmanager
+def started_server() -> Generator[Server]:
+    """Yield a server that accepts connections, in a temporary folder that its user can reach."""
+    with tempfile.TemporaryDirectory(prefix="handrail-pg-") as folder:
+        os.chmod(folder, 0o755)
+        server = Server(Path(folder))
+        try:
+            server.wait()
+            yield server
+        finally:
+            server.stop()
