@@ -1,4 +1,4 @@
-.PHONY: help run serve docs test test-deep test-live peers check bench bench-compare bench-peers wheel clean
+.PHONY: help run serve docs test test-deep machine test-live soak peers check bench bench-compare bench-peers wheel clean
 
 help:
 	@echo 'make run        sort an inbox with a real model in the process (examples/inbox)'
@@ -6,7 +6,9 @@ help:
 	@echo 'make docs       build the documentation into site/ and check every link'
 	@echo 'make test       run the checks and the tests, on other Pythons too, and test the wheel'
 	@echo 'make test-deep  run the tests with full counts and the compared libraries, then the mutants and the fuzzer'
+	@echo 'make machine    follow docs/production.md on an empty machine, and build and start the image (root)'
 	@echo 'make test-live  test real model providers whose keys are set'
+	@echo 'make soak       run servers and workers for ten minutes with faults in everything (SECONDS=60: for one)'
 	@echo 'make check      check lint, format, types, layers, lengths and public names'
 	@echo 'make bench      run the benchmarks and list the missed limits'
 	@echo 'make bench-compare OLD=COMMIT   compare the gate at a commit with the working tree'
@@ -37,10 +39,22 @@ test-deep: peers test
 	@.venv/bin/python scripts/mutants.py
 	@scripts/venv .venv-fuzz requirements/fuzz/atheris.txt
 	@.venv-fuzz/bin/python scripts/fuzz.py
+	@[ "$$(id -u)" != 0 ] || $(MAKE) machine
+
+# As root, with debootstrap, systemd-container and buildah from Debian.
+machine:
+	@mkdir -p .components/machine
+	@.venv/bin/python tests/deploy/machine.py .components/machine
+	@scripts/image .components/machine
 
 test-live:
 	@scripts/venv .venv requirements/dev.txt
 	@.venv/bin/python tests/live_providers.py
+
+soak: SECONDS = 600
+soak:
+	@scripts/venv .venv requirements/dev.txt
+	@.venv/bin/python tests/fleet/soak.py --seconds $(SECONDS)
 
 peers:
 	@scripts/peers

@@ -48,7 +48,8 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
     │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
-    │   │   └── JournalExposed                       other users or tools could read or change it
+    │   │   ├── JournalExposed                       other users or tools could read or change it
+    │   │   └── JournalUpgraded                      .oldest: only newer versions of Handrail may write to it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
     │   │   └── WorkspaceTakenError                  .loser: this process has lost a run's workspace
@@ -79,6 +80,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +96,8 @@ class HandrailError(Exception):
 
     hides_frames = False
     """Whether `Operation.wait` leaves Handrail's own frames out of the traceback, because the message says everything."""
+    retry_level: int = logging.WARNING
+    """The level at which to log the error where what failed is tried again."""
 
 
 class DefinitionError(HandrailError, ValueError):
@@ -482,6 +486,8 @@ class JournalError(StateError, ValueError):
         self.journal = journal
         self.is_lost = is_lost
         """Whether the database was unreachable or could not do its work for the moment. If so, a later attempt may succeed."""
+        if is_lost:
+            self.retry_level = logging.DEBUG  # the journal itself warns of it, once for all who need it
 
 
 class JournalAltered(JournalError):
@@ -527,6 +533,20 @@ class JournalAltered(JournalError):
 
 class JournalExposed(JournalError):
     """Other users, or the tools of a run, could read or change a journal."""
+
+
+class JournalUpgraded(JournalError):
+    """A journal was upgraded, and this version of Handrail may not use it any more."""
+
+    def __init__(self, journal: str, oldest: int, version: int) -> None:
+        super().__init__(
+            journal,
+            f"it was upgraded, and lets only versions of Handrail write to it whose schema is at least {oldest}; "
+            f"this version has schema {version}",
+            "Install a newer version of Handrail, and start this process again.",
+        )
+        self.oldest = oldest
+        """The oldest schema whose code may write to the journal."""
 
 
 class BlobNotFoundError(StateError, LookupError):

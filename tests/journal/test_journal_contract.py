@@ -41,7 +41,7 @@ from handrail.journal.records import (
 from handrail.journal.sql import queue
 from handrail.journal.sql.leases import LEASE_SECONDS
 from handrail.journal.sql.questions import Watch
-from handrail.journal.sql.schema import VERSION
+from handrail.journal.sql.schema import UPGRADABLE, VERSION
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.question import Answer, Question, Vote
 from support import PATIENCE, postgres
@@ -431,6 +431,31 @@ async def test_only_a_run_that_was_claimed_can_be_begun(processes: tuple[Journal
     await second.queue.claim([QUEUE])
     with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await begin(first, request())
+
+
+async def test_a_submitted_run_comes_after_the_others_although_the_clock_was_set_back(
+    journal: Journal, clock: Hands
+):
+    """A run that is submitted comes after those of its session that have begun, and before one that is due later."""
+
+    def submitted(id: str) -> RunRecord:
+        return msgspec.structs.replace(request(id), session_id="s", began_at=clock.now().timestamp())
+
+    async def order() -> list[str]:
+        return [row.record.id for row in await journal.runs.list(session_id="s")]
+
+    await journal.queue.submit(submitted("first"))
+    assert await claimed(journal) == "first"
+    await begin(journal, submitted("first"), NOW.timestamp())
+    tomorrow = NOW.timestamp() + 86400
+    later = msgspec.structs.replace(submitted("tomorrow"), began_at=tomorrow)
+    await journal.queue.submit(later, at=tomorrow)
+    clock.seconds = -45
+    await journal.queue.submit(submitted("second"))
+    assert await order() == ["first", "second", "tomorrow"]
+    await journal.runs.leave("first", "done")
+    assert await claimed(journal) == "second"
+    assert not (await journal.runs.verify()).altered
 
 
 async def test_a_run_without_an_app_is_not_submitted(journal: Journal):
@@ -1270,15 +1295,22 @@ async def test_two_journals_have_nothing_in_common(opening: Callable[[str], Jour
     assert await second.runs.list() == ()
 
 
-@pytest.mark.parametrize("version", ["1", str(VERSION - 1), str(VERSION + 1), "99"])
-def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
-    """A journal with a different schema version is refused, with an error that names both versions and says what to do."""
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("1", "schema has version 1\\. .* the first of which is 13"),
+        (str(VERSION - 1), f"schema has version {VERSION - 1}\\. .* the first of which is 13"),
+        (str(UPGRADABLE[-1]), f"schema has version {UPGRADABLE[-1]}, .* uses {VERSION}. .* upgrade it"),
+        (str(VERSION + 1), f"schema is at least {VERSION + 1}; .* {VERSION}. Install a newer version"),
+        ("99", f"schema is at least 99; .* {VERSION}. Install a newer version"),
+    ],
+)
+def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str, words: str):
+    """A journal with a different schema version is refused, with an error that names the version and says what to do."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (version,))
+        connection.execute("UPDATE about SET value = ? WHERE key IN ('schema', 'oldest')", (version,))
     connection.close()
-    with pytest.raises(
-        JournalError, match=f"schema has version {version}, .* Handrail uses {VERSION}. Use the version"
-    ):
+    with pytest.raises(JournalError, match=words):
         SqliteJournal(path)

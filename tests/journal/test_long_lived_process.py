@@ -1,6 +1,7 @@
 """Journals in a long-lived process: threads, a locked file, a full disk, memory, and owners that can't be seen."""
 
 import asyncio
+import contextlib
 import gc
 import sqlite3
 import threading
@@ -101,6 +102,35 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     assert (await running).text == "done"
     journal.close()
     other.close()
+
+
+async def test_a_run_whose_file_stays_locked_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """If the file stays locked, the run fails with an error that says so. Once the lock is gone, the run can be resumed.
+
+    The call that could not be recorded runs again, with the same key.
+    """
+    monkeypatch.setattr("handrail.journal.sqlite._WAIT_FOR_OTHERS", "PRAGMA busy_timeout = 1")
+    journal, keys = SqliteJournal(tmp_path / "runs.db"), list[str]()
+    holder = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+
+    @tool(effect="idempotent")
+    async def pay(context: ToolContext) -> str:
+        """Pay, and lock the file at the first attempt."""
+        keys.append(context.invocation.idempotency_key)
+        if len(keys) == 1:
+            holder.execute("BEGIN IMMEDIATE")
+        return "paid"
+
+    prompt, model = Prompt("p", "Do.", tools=[pay]), ScriptedModel([ToolCall("pay"), "done"])
+    with contextlib.closing(journal), contextlib.closing(holder):
+        adapter = Adapter(model, journal=journal)
+        with pytest.raises(JournalError, match="locked"):
+            await adapter.evaluate(prompt, "go", run_id="run")
+        holder.execute("ROLLBACK")
+        assert (await adapter.resume("run", prompt)).text == "done"
+        assert len(await journal.calls.load("run")) == 1
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
 
 
 def full(connection: Any) -> None:

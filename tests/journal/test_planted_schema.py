@@ -86,8 +86,8 @@ def test_another_version_is_still_told_by_its_number(tmp_path: Path):
     """A journal with a different version is refused because of its version, even if its schema differs too."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
-    plant(path, "UPDATE about SET value = '99' WHERE key = 'schema'", "CREATE TABLE news (a)")
-    with pytest.raises(JournalError, match="its schema has version 99"):
+    plant(path, "UPDATE about SET value = '99' WHERE key IN ('schema', 'oldest')", "DROP TABLE tickets")
+    with pytest.raises(JournalError, match="whose schema is at least 99"):
         SqliteJournal(path)
 
 

@@ -297,13 +297,13 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     other.close()
     SqliteJournal(tmp_path / "newer.db").close()
     newer = sqlite3.connect(tmp_path / "newer.db")
-    newer.execute("UPDATE about SET value = '99' WHERE key = 'schema'")
+    newer.execute("UPDATE about SET value = '99' WHERE key IN ('schema', 'oldest')")
     newer.commit()
     newer.close()
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "but not a journal"),
-        ("newer.db", "its schema has version 99"),
+        ("newer.db", "whose schema is at least 99"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a null byte. Pass a path without one"),
@@ -422,7 +422,7 @@ async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
     await journal.calls.commit(CommitUnit(run_id="run", call_id="b", session_id="t"))
     assert [each.call_id for each in await journal.calls.load_session("t")] == ["b"]
     for value in (0, 2):
-        await database.select(f"UPDATE records SET opens = {value} WHERE key = 'b'")
+        await database.select(f"UPDATE records SET begins = {value} WHERE key = 'b'")
         assert (await journal.runs.verify()).altered, (
             "`verify` did not find a changed mark, by which a session finds its calls"
         )

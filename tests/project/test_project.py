@@ -115,9 +115,9 @@ def test_layers_find_private_imports(tmp_path: Path, line: str):
 @pytest.mark.parametrize("target", ["testing", "telemetry"])
 @pytest.mark.parametrize("owner", ["tools", "cli", "testing", "telemetry"])
 def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str, target: str):
-    """layers.py reports imports of testing or telemetry by any layer, and by each other."""
+    """layers.py reports imports of testing or telemetry by any layer, and by each other. Only the doors start telemetry."""
     findings = layers(tmp_path, {f"{owner}.py": f"from handrail.{target} import thing\n"})
-    if owner == target:
+    if owner == target or (owner, target) == ("cli", "telemetry"):
         assert findings == []
     else:
         [finding] = findings

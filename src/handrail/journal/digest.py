@@ -40,7 +40,8 @@ def hold_key(secret: str) -> None:
     _held = secret
 
 
-def _given_key() -> str:
+def given_key() -> str:
+    """Return the secret from `HANDRAIL_KEY`, or "" if there is none."""
     return os.environ.get(KEY_VARIABLE) or _held
 
 
@@ -50,7 +51,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
     For a new journal, the file beside it is created if it is missing. Raises `JournalError` if the key is missing, damaged or
     too short, or if others can access its file.
     """
-    if _given_key() or os.environ.get(KEY_FILE_VARIABLE):
+    if given_key() or os.environ.get(KEY_FILE_VARIABLE):
         return shared_key(journal, None)
     path = Path(journal + KEY_SUFFIX)
     if is_new and not path.exists():
@@ -72,7 +73,7 @@ def shared_key(journal: str, file: str | None) -> bytes:
     file can't be read or can be accessed by others. Root may own the file and let its group read it. This creates no key,
     since other machines would not have it.
     """
-    given = _given_key()
+    given = given_key()
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
     if file is None:
         if not given:
@@ -106,7 +107,7 @@ def folder_key() -> bytes:
     It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file in the state folder. If that file can't be created or
     used, or if the secret is too short, the process uses a random key, which no other process knows.
     """
-    given = _given_key()
+    given = given_key()
     try:
         if given:
             return _derived(given.encode(), "folders", f"the key in {KEY_VARIABLE}", b"folders")

@@ -382,8 +382,13 @@ class LocalQuestions:
             try:
                 self._settle(pending, unanswered(question, "timed out"))
                 return
-            except JournalError:
-                log.warning("could not record that %s has expired; will retry", question.id, exc_info=True)
+            except JournalError as error:
+                log.log(
+                    error.retry_level,
+                    "could not record that %s has expired; will retry",
+                    question.id,
+                    exc_info=True,
+                )
                 left = _RETRY_SECONDS
         pending.timer = pending.loop.call_later(left, self._watch_time, pending)
 

@@ -185,7 +185,8 @@ class Runs(Protocol):
         """Renew the leases of several runs. For each run, return its signals, such as `CANCEL`, or an error.
 
         The error is `RunBusy` if this process does not own the run, `RunUnknown` if there is no such run, and `JournalAltered`
-        if its record was altered. The other runs are renewed nevertheless.
+        if its record was altered. The other runs are renewed nevertheless. It is `JournalUpgraded`, for every run, if the journal
+        was upgraded and this version may not write to it any more.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
 
@@ -18,7 +18,7 @@ from handrail.protocols import RunMode
 from handrail.schema.problems import describe_kind, write_path
 from handrail.session.fork import SessionFork
 from handrail.session.session import Session
-from handrail.session.slices import SliceKind, SliceRules, is_kind, kind_named, name_of, remember
+from handrail.session.slices import SliceKind, SliceRules, is_kind, kind_named, name_of, remember, rules_of
 
 VERSION = 1
 
@@ -167,7 +167,7 @@ def _digest_of(fork: SessionFork, kind: type) -> str:
 def decode_item(data: bytes, session: str) -> Any:
     """Decode an item that `encode_item` encoded. `kind_named` looks up its type.
 
-    Raises `SessionError` if the type is not found, or the item does not match it.
+    Raises `SessionError` if the type is not found, or if the item does not match it and the type declares no `upgrade`.
     """
     found = msgspec.json.decode(data, type=_Item)
     kind = kind_named(found.type)
@@ -297,12 +297,31 @@ def _decoded(kind: type, item: bytes, session: str) -> Any:
         TypeError,
         PydanticUserError,
     ) as error:  # msgspec's errors and pydantic's validation errors are ValueErrors
+        upgrade = rules_of(kind).upgrade
+        if upgrade is not None:
+            return _upgraded(kind, item, session, upgrade)
         problem = str(error).replace("\n", " ")
+        if isinstance(error, pydantic_core.ValidationError):
+            first = error.errors(include_url=False)[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first["loc"] else problem
         raise SessionError(
             session,
             f"an item of {kind.__name__} does not match its type: {problem}",
-            "Check whether the type has changed since it was saved.",
+            "Check whether the type has changed since it was saved. @kept(upgrade=...) reads items of its former form.",
         ) from error
+
+
+def _upgraded(kind: type, item: bytes, session: str, upgrade: Callable[[Any], Any]) -> Any:
+    """Return the item that a slice's `upgrade` makes of a recorded one. Raises `SessionError` if it makes none."""
+    try:
+        made = upgrade(pydantic_core.from_json(item))
+    except Exception as error:
+        problem = f"the upgrade of {kind.__name__} raised {type(error).__name__}: {error}"
+        raise SessionError(session, problem, "Correct the function that @kept(upgrade=...) names.") from error
+    if type(made) is not kind:
+        problem = f"the upgrade of {kind.__name__} returned {describe_kind(made)}"
+        raise SessionError(session, problem, f"Return an item of the type {kind.__name__}.")
+    return made
 
 
 @lru_cache(maxsize=128)

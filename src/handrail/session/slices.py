@@ -447,6 +447,11 @@ class SliceRules:
     An event that no slice has a reducer for is appended to the slice of its own type. An event whose
     type is a log is also appended to that log, unless the log has a reducer for it.
     """
+    upgrade: Callable[[Any], Any] | None = None
+    """A function that returns an item for the JSON value of one that was recorded before the type was changed.
+
+    It is only called for an item that no longer matches the type, and only if it is declared on the type, with `@kept`.
+    """
 
     def __post_init__(self) -> None:
         if self.kind not in ("state", "log"):
@@ -455,6 +460,11 @@ class SliceRules:
             raise DefinitionError(
                 f"the key of a slice is {self.key!r}, not a function. "
                 "Pass a function of the item: key=lambda item: item.id."
+            )
+        if self.upgrade is not None and not callable(self.upgrade):
+            raise DefinitionError(
+                f"the upgrade of a slice is {self.upgrade!r}, not a function. "
+                "Pass a function of the recorded value: upgrade=lambda value: Todo(value['text'])."
             )
         for event, reducer in self.reducers.items():
             check_reducer(event, reducer)
@@ -490,6 +500,7 @@ def kept(
     kind: SliceKind = "state",
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
+    upgrade: Callable[[Any], Any] | None = None,
 ) -> Callable[[F], F]:
     """Declare on a type how a session stores its items, as in `@kept(key=lambda todo: todo.id)`.
 
@@ -505,7 +516,7 @@ def kept(
         raise DefinitionError(
             f"@kept above {name} has no arguments. Write @kept(kind=...), or leave it out: items are state by default."
         )
-    rules = SliceRules(kind, key, dict(reducers or {}))
+    rules = SliceRules(kind, key, dict(reducers or {}), upgrade)
 
     def mark(type_: F) -> F:
         setattr(type_, _RULES, rules)

@@ -23,7 +23,7 @@ from handrail.journal.sql.connection import Connection
 NOBODY = "-"
 """The owner at the head of a recorded run's chain while no process owns the run. All chains but those of recorded runs have ""."""
 
-_COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state, opens"
+_COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state, begins"
 _RECORD = f"INSERT INTO records ({_COLUMNS})"
 _VALUES = """?::bigint, chain, ?::bigint, ?, ?, ?::double precision, ?, ?::bytea, ?::bytea, ?, ?::bigint"""
 _INSERT = f"""WITH head AS (
@@ -136,11 +136,11 @@ class PostgresChains(Chains):
         """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
         number = self._last = max(self._last + 1, head.number + 1, self._micros())
         link, session_id = head.links + 1, record.session_id
-        opens = 1 if session_id and session_id != head.session_id else 0
-        digest = self._digest(record.chain, record, number, link, opens, head.seal)
+        begins = 1 if session_id and session_id != head.session_id else 0
+        digest = self._digest(record.chain, record, number, link, begins, head.seal)
         mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
         kind, key, at, body, state = record.kind, record.key, record.at, record.body, record.state
-        values = (number, link, kind, key, at, session_id, body, mac, state, opens)
+        values = (number, link, kind, key, at, session_id, body, mac, state, begins)
         return _Head(link, seal, number, head.owner, session_id or head.session_id), mac, values
 
     def _note(self, chain: str, head: _Head) -> None:

@@ -28,6 +28,7 @@ from handrail.errors import JournalAltered, JournalError
 from handrail.journal.postgres.address import Address
 from handrail.journal.postgres.chains import FencedRecord, PostgresChains
 from handrail.journal.postgres.notices import ACCOUNTS, SAID, WATCHED, Notices
+from handrail.journal.postgres.pooler import check_pooler
 from handrail.journal.postgres.sender import Addition, Sender
 from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.sql.chains import Chains, NewRecord
@@ -35,7 +36,7 @@ from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Job, Moments, Work, deliver, unreadable
 from handrail.journal.sql.leases import Leases
 from handrail.journal.sql.run_rows import StoredRun
-from handrail.journal.sql.schema import TABLES, VERSION
+from handrail.journal.sql.schema import TABLES, check_version
 
 _TYPES = {
     # Text is ordered by code points, as in SQLite and in Python, whatever the locale of the database.
@@ -67,7 +68,7 @@ _OWN = (
         run_id text COLLATE "C" NOT NULL, leg bigint NOT NULL, number bigint NOT NULL, at double precision NOT NULL,
         body bytea NOT NULL, mac bytea NOT NULL, PRIMARY KEY (session_id, position))""",
 )
-_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('handrail'), pg_catalog.hashtext(?))"
+LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('handrail'), pg_catalog.hashtext(?))"
 _FOUND = """SELECT relname, relkind::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = ? AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
 _PLANTED = """SELECT tgname, 'trigger' FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
@@ -99,10 +100,10 @@ def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bo
     Only an empty schema is locked, because several processes may open a new journal at once. Raises `JournalError` for a
     schema that is not a journal's, has a different version, lacks a table, or contains triggers or other code.
     """
-    found = _find_tables(connection, shown, schema)
+    found = find_tables(connection, shown, schema)
     if not found:
-        connection.execute(_LOCK, (schema,))
-        found = _find_tables(connection, shown, schema)
+        connection.execute(LOCK, (schema,))
+        found = find_tables(connection, shown, schema)
     if not found:
         connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
         for each in statements():
@@ -111,21 +112,22 @@ def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bo
     wanted = {
         match[1] for each in statements() if (match := re.match(r"CREATE (?:UNLOGGED )?TABLE (\w+)", each))
     }
-    row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
-    version = "missing" if row is None else str(row[0])
-    if version != str(VERSION):
-        raise JournalError(
-            shown,
-            f"its schema has version {version}, but this version of Handrail uses {VERSION}",
-            "Use the version of Handrail that wrote it, or a new schema: add ?schema=NAME to the URL.",
-        )
+    check_version(connection, shown, find_version(connection, shown))
     for name in sorted(wanted):
         if found.get(name) != "r":
-            raise _altered(shown, f"the table {name!r} was {'changed' if name in found else 'removed'}")
+            raise altered(shown, f"the table {name!r} was {'changed' if name in found else 'removed'}")
     return False
 
 
-def _find_tables(connection: PostgresConnection, shown: str, schema: str) -> dict[str, str]:
+def find_version(connection: PostgresConnection, shown: str) -> int:
+    """Return the version of a journal's schema. Raises `JournalError` if it says none."""
+    row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+    if row is None or not str(row[0]).isdecimal():
+        raise altered(shown, "the version is missing")
+    return int(row[0])
+
+
+def find_tables(connection: PostgresConnection, shown: str, schema: str) -> dict[str, str]:
     """Return the kind of each table and similar in a schema. Raises `JournalError` if it is not a journal's, or contains code."""
     found: dict[str, str] = dict(connection.execute(_FOUND, (schema,)).fetchall())
     if found and (found.get("about") != "r" or found.get("records") != "r"):
@@ -136,11 +138,12 @@ def _find_tables(connection: PostgresConnection, shown: str, schema: str) -> dic
         )
     # This comes before any table is used, since even reading one could run foreign code.
     for name, kind in connection.execute(_PLANTED, (schema,) * 6).fetchall():
-        raise _altered(shown, f"the {kind} {name!r} was added")
+        raise altered(shown, f"the {kind} {name!r} was added")
     return found
 
 
-def _altered(shown: str, problem: str) -> JournalError:
+def altered(shown: str, problem: str) -> JournalError:
+    """Return the error for a schema that something else has altered."""
     return JournalError(
         shown,
         f"something other than Handrail has altered its schema: {problem}",
@@ -274,11 +277,11 @@ _LEAST_PATIENCE = 10.0
 
 A host that is cut off or loses power can't end its transactions. Their locks would keep its runs from all other processes.
 """
-_LOCK_SECONDS = 10
+LOCK_SECONDS = 10
 """Seconds to wait for a lock while a journal is opened. Any role of the database can take advisory locks, and keep them."""
 _MOST_TRIES = 100
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
-_NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _SAMPLES = 3
 _KEY_ADVICE = "Use the key with which it was created: in HANDRAIL_KEY, or in the file that `key_file` or HANDRAIL_KEY_FILE names."
 
@@ -312,6 +315,8 @@ class PostgresDatabase(Database):
         self._sender: Sender | None = None
         """Sends records from the event loop; None if only the journal's thread or, with `inline`, the caller's can add them."""
         self._sends = os.name == "posix" and not inline and moments is None
+        self._is_down = False
+        """Whether the database did not answer when it was last used, of which this has warned."""
         self.channel = ""
         """The name of the channel on which processes tell each other what happened."""
         self.notices = Notices(self)
@@ -406,6 +411,9 @@ class PostgresDatabase(Database):
         if self._sender is not None:
             self._sender.finish()
         super()._run(connection, job)
+        if self._is_down and job.error is None:
+            self._is_down = False
+            log.info("journal %r: the database answers again", self.path)
 
     def _open(self, new_id: str) -> PostgresConnection:
         self.leases = self._own_leases = DatabaseLeases(
@@ -413,6 +421,7 @@ class PostgresDatabase(Database):
         )
         connection = PostgresConnection(self.connect())
         try:
+            check_pooler(self.path, connection.raw, self.connect)
             self._prepare(connection, new_id)
             self._measure(connection)
         except psycopg.Error as error:
@@ -465,7 +474,7 @@ class PostgresDatabase(Database):
         """Create the tables in an empty schema, or check existing ones, and find the journal's id and key."""
         connection.raw.execute("BEGIN")
         try:
-            connection.raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")  # pyright: ignore[reportArgumentType, reportCallIssue]  # a number
+            connection.raw.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")  # pyright: ignore[reportArgumentType, reportCallIssue]  # a number
             is_new = create_tables(connection, self.path, self._address.schema)
             self._identify(connection, new_id, is_new, _KEY_ADVICE)
             connection.raw.execute("COMMIT")
@@ -482,7 +491,7 @@ class PostgresDatabase(Database):
         """Measure the database's clock against this process's monotonic clock. Keeps the best measurement so far."""
         for _ in range(_SAMPLES):
             before = SYSTEM_CLOCK.monotonic() * 1e6
-            (there,) = connection.execute(_NOW).fetchone()
+            (there,) = connection.execute(NOW).fetchone()
             after = SYSTEM_CLOCK.monotonic() * 1e6
             if not self._offset or after - before < self._error:
                 self._error = after - before
@@ -541,10 +550,17 @@ class PostgresDatabase(Database):
                 connection.raw = self._connect()
                 self._measure(connection)
                 return
+            self._warn(lost)
             if SYSTEM_CLOCK.monotonic() + pause >= until:
                 raise lost
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
+
+    def _warn(self, lost: psycopg.Error) -> None:
+        """Warn that the database does not answer, once until it does again, however many runs need it."""
+        if not self._is_down:
+            self._is_down = True
+            log.warning("%s Will retry.", self._refusal("it can't be used for now", lost))
 
     def _close(self, connection: Connection) -> None:
         if self._sender is not None:
@@ -554,20 +570,17 @@ class PostgresDatabase(Database):
         super()._close(connection)
 
     def _failure(self, connection: Connection, error: BaseException) -> BaseException:
-        return self._refusal("it can't be used", error) if isinstance(error, psycopg.Error) else error
+        if not isinstance(error, psycopg.Error):
+            return error
+        if isinstance(error, psycopg.OperationalError):
+            self._warn(error)
+        return self._refusal("it can't be used", error)
 
     def _unreadable(self, connection: Connection, error: Exception) -> JournalError:
         return unreadable(self.path, error, "Restore it from a backup.")
 
     def _refusal(self, what: str, error: psycopg.Error) -> JournalError:
-        """Return the error for what PostgreSQL or its driver reports, in one line and without the password."""
-        said = error.diag.message_primary or str(error)
-        lines = (
-            self._address.without_secret(said).strip().splitlines()
-        )  # the first line is the error, and the others give advice
-        line = lines[0].strip().rstrip(".") if lines else type(error).__name__
-        is_lost = isinstance(error, psycopg.OperationalError)
-        return JournalError(self.path, f"{what}: {line}", _hint(error, line), is_lost=is_lost)
+        return refusal(self._address, what, error)
 
 
 class _Wake:
@@ -595,6 +608,17 @@ def _roll_back(connection: PostgresConnection) -> None:
     if not connection.raw.closed:
         with contextlib.suppress(psycopg.Error):
             connection.raw.execute("ROLLBACK")
+
+
+def refusal(address: Address, what: str, error: psycopg.Error) -> JournalError:
+    """Return the error for what PostgreSQL or its driver reports, in one line and without the password."""
+    said = error.diag.message_primary or str(error)
+    lines = (
+        address.without_secret(said).strip().splitlines()
+    )  # the first is the error, the others give advice
+    line = lines[0].strip().rstrip(".") if lines else type(error).__name__
+    is_lost = isinstance(error, psycopg.OperationalError)
+    return JournalError(address.shown, f"{what}: {line}", _hint(error, line), is_lost=is_lost)
 
 
 def _hint(error: psycopg.Error, line: str) -> str:

@@ -174,7 +174,7 @@ class SqlCalls(Role):
         self, connection: Connection, session_id: str
     ) -> list[tuple[str, list[ChainRecord], RunRecords]]:
         """Return the verified records of each run in a session: the run's id, its units in the session, and all its records."""
-        query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND opens = 1"
+        query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND begins = 1"
         ids = dict.fromkeys(check_session(connection, self._chains, session_id))
         ids |= dict.fromkeys(chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id))
         runs = [(run_id, verified(connection, self._chains, run_id)) for run_id in ids]

@@ -35,7 +35,7 @@ MAC_BYTES = 32
 _PERSON = b"handrail record"
 _encode = msgspec.msgpack.Encoder().encode
 
-INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state, opens)
+INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state, begins)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_HEAD = "INSERT INTO chains (chain, links, seal) VALUES (?, ?, ?)"
 _REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE rowid = ? AND seal = ?"
@@ -46,7 +46,7 @@ _Head = tuple[int, int, bytes | bytearray, str]
 """The row id, number of links, and seal of a chain's head, and the session of its last call; "" if that is not known."""
 _MOST_HEADS = 10_000
 """Maximum number of heads that a process remembers."""
-_READ = """SELECT number, link, kind, key, at, session_id, body, mac, state, opens FROM records
+_READ = """SELECT number, link, kind, key, at, session_id, body, mac, state, begins FROM records
     WHERE chain = ? ORDER BY link"""
 _READ_ONE = "SELECT * FROM records WHERE chain = ? AND link = ?"
 _STATES = ("", "committed", "applied", "void")
@@ -129,7 +129,7 @@ class ChainRecord(NamedTuple):
     mac: bytes
     state: str
     """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
-    opens: int
+    begins: int
     """1 for a call by which a session's chains are found: its first call in this chain, and maybe later ones; otherwise 0."""
 
 
@@ -175,12 +175,12 @@ class Chains:
         record: NewRecord | ChainRecord,
         number: int,
         link: int,
-        opens: int,
+        begins: int,
         seal: bytes | bytearray,
     ) -> bytes:
         hashed = self._keyed.copy()
         hashed.update(_encode((
-            self._journal, chain, number, link, record.kind, record.key, record.at, record.session_id, opens, seal, record.body
+            self._journal, chain, number, link, record.kind, record.key, record.at, record.session_id, begins, seal, record.body
         )))  # fmt: skip
         return hashed.digest()
 
@@ -235,8 +235,8 @@ class Chains:
         execute, chain, session_id = self._execute, record.chain, record.session_id
         row, links, seal, session = head
         link, number = links + 1, self._last + 1
-        opens = 1 if session_id and session_id != session else 0
-        mac, new = self._seal(record, number, link, opens, seal)
+        begins = 1 if session_id and session_id != session else 0
+        mac, new = self._seal(record, number, link, begins, seal)
         if not links:
             row = execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
         elif not execute(replace, (link, new, row, seal, *fence)).rowcount:
@@ -244,11 +244,22 @@ class Chains:
             self._heads.pop(chain, None)
             return 0
         body = bytearray(record.body)
-        values = (chain, link, record.kind, record.key, record.at, session_id, body, mac, record.state, opens)
+        values = (
+            chain,
+            link,
+            record.kind,
+            record.key,
+            record.at,
+            session_id,
+            body,
+            mac,
+            record.state,
+            begins,
+        )
         added = execute(INSERT, values).lastrowid
         if added != number:  # another process has added to the journal, or a transaction was rolled back
             number = added or 0
-            mac, new = self._seal(record, number, link, opens, seal)
+            mac, new = self._seal(record, number, link, begins, seal)
             execute(_CORRECT_HEAD, (new, row))
             execute(_CORRECT_RECORD, (mac, number))
         self._last = number
@@ -258,14 +269,19 @@ class Chains:
         return link
 
     def _seal(
-        self, record: NewRecord, number: int, link: int, opens: int, seal: bytes | bytearray
+        self, record: NewRecord, number: int, link: int, begins: int, seal: bytes | bytearray
     ) -> tuple[bytearray, bytearray]:
         """Return the MAC of a record and the new seal of its chain.
 
         They are bytearrays, because sqlite3 looks up an adapter for each `bytes` object, which takes longer than binding it.
         """
-        digest = self._digest(record.chain, record, number, link, opens, seal)
+        digest = self._digest(record.chain, record, number, link, begins, seal)
         return bytearray(digest[:MAC_BYTES]), bytearray(digest[MAC_BYTES:])
+
+    def sign(self, chain: str, record: ChainRecord, seal: bytes) -> tuple[bytes, bytes]:
+        """Return the MAC of a record that is to have this content, and the new seal of its chain. `seal` is the one before it."""
+        digest = self._digest(chain, record, record.number, record.link, record.begins, seal)
+        return digest[:MAC_BYTES], digest[MAC_BYTES:]
 
     def _head(self, connection: Connection, chain: str) -> _Head:
         query = "SELECT rowid, links, seal, '' FROM chains WHERE chain = ?"
@@ -357,7 +373,7 @@ class Chains:
 
     def _of(self, chain: str, record: ChainRecord, seal: bytes) -> bytes:
         try:
-            return self._digest(chain, record, record.number, record.link, record.opens, seal)
+            return self._digest(chain, record, record.number, record.link, record.begins, seal)
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
 

@@ -22,7 +22,7 @@ from handrail.errors import DefinitionError, HandrailError, JournalError
 from handrail.journal.digest import key_check
 from handrail.journal.sql.connection import Connection
 from handrail.journal.sql.leases import Leases, check_not_taken, check_owner, new_owner
-from handrail.journal.sql.schema import VERSION
+from handrail.journal.sql.schema import OLDEST, VERSION
 from handrail.schema.problems import to_plain
 
 if TYPE_CHECKING:
@@ -342,7 +342,8 @@ class Database:
         """
         self.key = key = self._find_key(is_new)
         if is_new:
-            for each in (("id", new_id), ("schema", str(VERSION)), ("key", key_check(key, new_id))):
+            versions = ("schema", str(VERSION)), ("oldest", str(OLDEST))
+            for each in (("id", new_id), *versions, ("key", key_check(key, new_id))):
                 connection.execute("INSERT INTO about VALUES (?, ?)", each)
         about = dict(connection.execute("SELECT key, value FROM about").fetchall())
         self.id = str(about.get("id"))

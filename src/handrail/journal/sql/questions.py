@@ -443,8 +443,13 @@ class Watch:
     async def _try_to_look(self, question_id: str) -> None:
         try:
             await self._look(question_id)
-        except JournalError:
-            log.warning("could not look for an answer to %s; will retry", question_id, exc_info=True)
+        except JournalError as error:
+            log.log(
+                error.retry_level,
+                "could not look for an answer to %s; will retry",
+                question_id,
+                exc_info=True,
+            )
 
     async def _keep_looking(self, every: float, waiting: Mapping[str, None]) -> None:
         while True:

@@ -14,7 +14,8 @@ from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, earliest
 from handrail.journal.sql.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
-from handrail.journal.sql.runs import check_new, insert_new, release, take_turn
+from handrail.journal.sql.runs import check_new, insert_queued, release, take_turn
+from handrail.journal.sql.schema import check_writer
 from handrail.journal.sql.verification import verify_session
 from handrail.journal.sql.workspaces import put_blob
 
@@ -75,7 +76,7 @@ class SqlQueue(Role):
         if earlier is None:
             check_new(connection, run.id)
             due = now if at is None else at
-            insert_new(connection, database.chains, run, "queued", now, queue=(run.queue, host, key, due))
+            insert_queued(connection, database.chains, run, now, host=host, key=key, due=due)
             for data in blobs:
                 put_blob(connection, database.chains, data, run.id, at=now)
         row = find_run(connection, database.chains, run.id if earlier is None else earlier[0])
@@ -215,6 +216,7 @@ class SqlQueue(Role):
             if seconds <= 0:
                 connection.execute("DELETE FROM workers WHERE owner = ?", (row.owner,))
                 return
+            check_writer(connection, database.path)
             values = (row.owner, row.host, until, body)
             mac = database.chains.row_mac("workers", values)
             connection.execute("DELETE FROM workers WHERE owner = ?", (row.owner,))

@@ -16,6 +16,7 @@ from handrail.errors import HandrailError, JournalAltered, RunBusy, RunUnknown
 from handrail.journal.records import CANCEL, MESSAGES, RunRecord, RunRow, RunStatus
 from handrail.journal.sql.chains import Chains, outside_chain, reading, run_chain
 from handrail.journal.sql.connection import Connection, chunks, fetch, marks, texts_decoded
+from handrail.journal.sql.schema import check_writer
 
 
 class StoredRun(NamedTuple):
@@ -85,13 +86,18 @@ _REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
 def insert_run(connection: Connection, chains: Chains, row: StoredRun) -> None:
-    """Add the row of a new run, and notify other processes."""
+    """Add the row of a new run, and notify other processes. Raises `JournalUpgraded` if this version may not write any more."""
+    check_writer(connection, chains.path)
     connection.execute(_INSERT, _sealed(chains, row))
     chains.tell(connection, "run", row.id)
 
 
 def update_run(connection: Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
-    """Apply these changes to a run's row, notify other processes, and return the new row."""
+    """Apply these changes to a run's row, notify other processes, and return the new row.
+
+    Raises `JournalUpgraded` if this version may not write any more.
+    """
+    check_writer(connection, chains.path)
     changed = row._replace(**changes)
     connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
     if changed.owner != row.owner:

@@ -21,6 +21,7 @@ import msgspec
 from handrail.errors import (
     HandrailError,
     JournalAltered,
+    JournalUpgraded,
     MessagesWaiting,
     RunBusy,
     RunError,
@@ -62,6 +63,7 @@ from handrail.journal.sql.run_rows import (
     rescue_runs,
     update_run,
 )
+from handrail.journal.sql.schema import check_writer
 from handrail.journal.sql.verification import (
     BEGUN,
     CANCELLED,
@@ -225,8 +227,7 @@ def begin_run(
     if queued is None:
         check_new(connection, run.id)
     turn = begin_turn(connection, database, (run.session_id, run.principal), run.id, followed)
-    query = "SELECT max(began_at) FROM runs WHERE session_id = ? AND status != 'queued'"
-    placed = _after(run, connection.execute(query, (run.session_id,)).fetchone()[0])
+    placed = _placed(connection, run)
     lease = database.owner, database.leases.until(connection, now)
     if queued is None:
         insert_new(connection, database.chains, placed, "running", now, lease=lease)
@@ -277,9 +278,22 @@ def insert_new(
 def insert_spawned(connection: Connection, chains: Chains, spawned: SpawnedRun, now: float) -> None:
     """Add a run for a worker to begin. Raises `RunError` if its id is in use."""
     check_new(connection, spawned.run.id)
-    insert_new(
-        connection, chains, spawned.run, "queued", now, queue=(spawned.run.queue, spawned.host, "", now)
-    )
+    insert_queued(connection, chains, spawned.run, now, host=spawned.host, due=now)
+
+
+def insert_queued(
+    connection: Connection,
+    chains: Chains,
+    run: RunRecord,
+    now: float,
+    *,
+    host: str,
+    key: str = "",
+    due: float,
+) -> None:
+    """Add a new run that waits for a worker. In its session, it comes after the runs that have begun."""
+    queue = run.queue, host, key, due
+    insert_new(connection, chains, _placed(connection, run), "queued", now, queue=queue)
 
 
 def _queued(connection: Connection, database: Database, run_id: str) -> StoredRun | None:
@@ -310,8 +324,10 @@ def _begin_queued(
     update_run(connection, chains, queued, record=record, began_at=run.began_at, **changes)
 
 
-def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start time after `last`, the start of its session's last run, even if the clock was set back or stands still."""
+def _placed(connection: Connection, run: RunRecord) -> RunRecord:
+    """Return the run with a start time after that of its session's last run, even if the clock was set back or stands still."""
+    query = "SELECT max(began_at) FROM runs WHERE session_id = ? AND status != 'queued'"
+    last = connection.execute(query, (run.session_id,)).fetchone()[0]
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
@@ -386,6 +402,10 @@ class SqlRuns(Role):
         now = database.now()
 
         def keep(connection: Connection) -> Mapping[str, int | HandrailError]:
+            try:
+                check_writer(connection, database.path)
+            except JournalUpgraded as error:
+                return dict.fromkeys(run_ids, error)
             found = find_owned(connection, database.chains, database.owner, run_ids)
             kept: dict[str, int | HandrailError] = {}
             for run_id, row in found.items():
@@ -616,10 +636,9 @@ class SqlRuns(Role):
         found = verify_journal(connection, database.chains, run_id)
         if run_id is not None:
             return found
-        others = workspace_alterations(connection, database.chains)
-        turns = turn_alterations(connection, database.chains)
         leases = database.leases.alterations(connection, database.chains)
-        return msgspec.structs.replace(found, altered=[*found.altered, *others, *turns, *leases])
+        others = row_alterations(connection, database.chains)
+        return msgspec.structs.replace(found, altered=[*found.altered, *others, *leases])
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         now = self._database.now()
@@ -632,6 +651,12 @@ class SqlRuns(Role):
         await self._database.transact(forget)
         for run_id in run_ids:
             self._lost(run_id)
+
+
+def row_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
+    """Yield what was altered in the rows of workspaces and of sessions' turns."""
+    yield from workspace_alterations(connection, chains)
+    yield from turn_alterations(connection, chains)
 
 
 def release(

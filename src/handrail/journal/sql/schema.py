@@ -6,16 +6,22 @@ the journal is opened, and SQLite is configured to refuse triggers and views tha
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from handrail.errors import JournalError
+from handrail.errors import JournalError, JournalUpgraded
+from handrail.journal.sql.connection import Connection
 
-VERSION = 16
-"""Version of the schema. A journal with another version is refused."""
+VERSION = 17
+"""Version of the schema. A journal of an earlier one has to be upgraded; one of a later one says whether this version may write to it."""
+OLDEST = 17
+"""The oldest schema whose code may write to a journal of this version, beside newer code."""
+UPGRADABLE = (13,)
+"""The schemas of released versions, from which a journal can be upgraded."""
 
 APPLICATION_ID = 0x48726A6C
 """The number in a file's header that marks it as a journal. It spells "Hrjl"."""
@@ -53,11 +59,11 @@ TABLES: Sequence[str] = (
     """CREATE TABLE records (
         number INTEGER PRIMARY KEY, chain TEXT NOT NULL, link INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
         at REAL NOT NULL, session_id TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL, state TEXT NOT NULL,
-        opens INTEGER NOT NULL, UNIQUE (chain, link)
+        begins INTEGER NOT NULL, UNIQUE (chain, link)
     )""",
     "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
     # A process marks the first call of a session that it adds to a chain. An index of every call would write one more page for each.
-    "CREATE INDEX chains_of_a_session ON records (session_id) WHERE opens = 1",
+    "CREATE INDEX chains_of_a_session ON records (session_id) WHERE begins = 1",
     "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
     "CREATE TABLE chains (chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL)",
     """CREATE TABLE questions (
@@ -95,12 +101,12 @@ Schema = Mapping[str, tuple[str, str, str | None]]
 """The type, table and statement of each table, index, trigger and view, by name."""
 
 
-def is_blank(path: str) -> bool:
+def is_blank(path: str, *, check: Callable[[sqlite3.Connection, str, Schema], object] | None = None) -> bool:
     """Return whether a file is empty, so that a journal may be created in it; False for a journal or an unreadable file.
 
     Raises `JournalError` for any other file, such as the database of another program. Until the file is known to be a journal,
     SQLite opens it only in a mode in which it ignores the files beside it. In any other mode, SQLite would apply and delete
-    those files, and create others.
+    those files, and create others. A database without a journal's mark has to pass `check`.
     """
     try:
         with open(path, "rb") as file:
@@ -113,16 +119,16 @@ def is_blank(path: str) -> bool:
         problem = "it can't be opened: file is not a database"
         raise JournalError(path, problem, "Pass the path of a journal or of a new file.")
     if header[_ID_AT] != APPLICATION_ID.to_bytes(4, "big"):
-        _check_unmarked(path)
+        _check_unmarked(path, check or _check)
     return False
 
 
-def _check_unmarked(path: str) -> None:
+def _check_unmarked(path: str, check: Callable[[sqlite3.Connection, str, Schema], object]) -> None:
     """Raise `JournalError` unless a database is a journal without an application id, such as a restored dump."""
     connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         distrust_schema(connection)
-        _check(connection, path, read_schema(connection))
+        check(connection, path, read_schema(connection))
     except (sqlite3.Error, UnicodeError):
         raise _not_a_journal(path) from None
     finally:
@@ -191,6 +197,11 @@ def expected_schema(statements: Sequence[str] = TABLES) -> Schema:
         connection.close()
 
 
+def missing_statements(found: Schema) -> list[str]:
+    """Return the statements that create this version's tables and indexes which a schema lacks."""
+    return [sql for name, (_, _, sql) in expected_schema().items() if sql is not None and name not in found]
+
+
 def describe_difference(found: Schema, expected: Schema) -> str:
     """Return the first difference between two schemas in words, or "" if there is none."""
     if found == expected:
@@ -204,7 +215,10 @@ def describe_difference(found: Schema, expected: Schema) -> str:
 def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError | None:
     """Return the error for a schema that was altered since the journal was opened; None if it was not, or can't be read."""
     try:
-        return _alteration(path, read_schema(connection))
+        found = read_schema(connection)
+        return _alteration(path, found, is_newer=find_version(connection, path, found) > VERSION)
+    except JournalError as error:
+        return error
     except (sqlite3.Error, UnicodeError):  # it can't be read at all, which the caller reports
         return None
 
@@ -228,8 +242,18 @@ def find_damage(connection: sqlite3.Connection) -> list[str]:
     return [] if found == ["ok"] else found
 
 
-def _alteration(path: str, found: Schema) -> JournalError | None:
-    problem = describe_difference(found, expected_schema())
+def _alteration(path: str, found: Schema, *, is_newer: bool = False) -> JournalError | None:
+    """Return the error for a schema that differs from this version's, except for the tables and indexes that a newer one adds."""
+    expected = expected_schema()
+    if is_newer:
+        added = {name for name, (type, *_) in found.items() if type in ("table", "index")} - expected.keys()
+        found = {name: each for name, each in found.items() if name not in added}
+    return alteration_of(path, found, expected)
+
+
+def alteration_of(path: str, found: Schema, expected: Schema) -> JournalError | None:
+    """Return the error for a schema that is not the expected one; None if it is."""
+    problem = describe_difference(found, expected)
     if not problem:
         return None
     return JournalError(
@@ -239,22 +263,55 @@ def _alteration(path: str, found: Schema) -> JournalError | None:
     )
 
 
-def _check(connection: sqlite3.Connection, path: str, found: Schema) -> None:
-    altered = _alteration(path, found)
-    if found.get("about") == expected_schema()["about"]:  # a view with this name must not be read
-        row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
-        version = "" if row is None else str(row[0])
-    elif altered is not None and "records" in found:
-        raise altered
-    else:
-        version = ""
-    if not version.isdecimal():
+def find_version(connection: sqlite3.Connection, path: str, found: Schema) -> int:
+    """Return the version of a journal's schema. Raises `JournalError` for a database that is not a journal."""
+    if found.get("about") != expected_schema()["about"]:  # a view with this name must not be read
+        altered = _alteration(path, found)
+        raise altered if altered is not None and "records" in found else _not_a_journal(path)
+    row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+    if row is None or not str(row[0]).isdecimal():
         raise _not_a_journal(path)
-    if int(version) != VERSION:
+    return int(row[0])
+
+
+def _check(connection: sqlite3.Connection, path: str, found: Schema) -> None:
+    version = find_version(connection, path, found)
+    check_version(connection, path, version)
+    altered = _alteration(path, found, is_newer=version > VERSION)
+    if altered is not None:
+        raise altered
+
+
+def check_version(connection: Connection, path: str, version: int) -> None:
+    """Raise `JournalError` unless this version of Handrail can use a journal whose schema has this version."""
+    if version in UPGRADABLE:
         raise JournalError(
             path,
             f"its schema has version {version}, but this version of Handrail uses {VERSION}",
-            "Use the version of Handrail that wrote it, or a new file.",
+            f"Stop every process that uses it, and upgrade it: `handrail journal upgrade --journal {shlex.quote(path)}`. "
+            "With --check, this command says what it would do.",
         )
-    if altered is not None:
-        raise altered
+    if version < VERSION:
+        raise not_upgradable(path, version)
+    check_writer(connection, path)
+
+
+def not_upgradable(path: str, version: int) -> JournalError:
+    """Return the error for a journal that is too old to be upgraded, or was not written by a release."""
+    return JournalError(
+        path,
+        f"its schema has version {version}. Only those of releases can be upgraded, the first of which is {UPGRADABLE[0]}",
+        "Use the version of Handrail that wrote it, or a new journal.",
+    )
+
+
+def check_writer(connection: Connection, path: str) -> None:
+    """Raise `JournalUpgraded` if a journal no longer lets this version write to it.
+
+    The journal names the oldest schema whose code may. So several versions can work on one journal until the last process of
+    the oldest one was replaced, and a process that was forgotten stops at the next renewal of a lease.
+    """
+    row = connection.execute("SELECT value FROM about WHERE key = 'oldest'").fetchone()
+    oldest = int(row[0]) if row is not None else 0
+    if oldest > VERSION:
+        raise JournalUpgraded(path, oldest, VERSION)

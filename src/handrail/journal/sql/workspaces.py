@@ -100,6 +100,7 @@ _HEAD = """SELECT name, id, version, run_id, owner, seal, mac,
         (SELECT body FROM records WHERE chain = :chain ORDER BY link DESC LIMIT 1)
     FROM workspaces WHERE name = :name"""
 _HOLDER = "SELECT owner, status, queue, due_at FROM runs WHERE id = ?"
+_ROWS = "SELECT name, id, version, run_id, owner, seal, mac FROM workspaces"
 _NAMES = """SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files
     UNION SELECT substr(chain, 11) FROM chains WHERE chain LIKE 'workspace %'"""
 _FILES = (
@@ -278,6 +279,26 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
     """Yield the first alteration that is found in each altered workspace."""
     for (name,) in fetch(connection, _NAMES):
         yield from alteration(read_files, connection, chains, name)
+
+
+def read_unchained(connection: Connection, chains: Chains) -> list[WorkspaceRow]:
+    """Return the workspaces of a journal in which they have no chains yet. Raises `JournalAltered` if one was altered."""
+    found: dict[str, WorkspaceRow] = {}
+    for name, id, version, run_id, owner, seal, mac in fetch(connection, _ROWS):
+        if not chains.is_row("workspaces", (name, id, version, run_id, owner, seal), mac):
+            raise chains.altered(workspace_chain(name), 1, "its row was changed")
+        found[name] = WorkspaceRow(name=name, id=id, version=version, run_id=run_id, owner=owner, seal=seal)
+    names = {name for (name,) in fetch(connection, "SELECT DISTINCT workspace FROM workspace_files")}
+    for name in names | found.keys():
+        _read_files(connection, chains, name, found.get(name))
+    return list(found.values())
+
+
+def begin_chain(connection: Connection, chains: Chains, row: WorkspaceRow) -> None:
+    """Begin the chain of a workspace that has none. Only its newest version is known, so the others are empty records."""
+    for version in range(1, row.version + 1):
+        body = _recorded(row.id, row.seal) if version == row.version else b""
+        chains.append(connection, workspace_chain(row.name), _VERSION, "", body)
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:

@@ -14,11 +14,11 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.concurrency.deadline import Deadline
-from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy
+from handrail.errors import HandrailError, JournalError, JournalUpgraded, PromptEvaluationError, RunBusy
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CANCEL, MESSAGES, Entry, RunRow, TakenTurn
 from handrail.journal.sql.leases import give_up
-from handrail.run.mailbox import Mailbox
+from handrail.run.mailbox import look
 from handrail.run.place import RUN
 from handrail.run.record.log import RunLog
 from handrail.run.run import Run
@@ -91,8 +91,8 @@ def is_executing(journal: Journal, run_id: str) -> bool:
 async def leased(journal: Journal, run: Run) -> AsyncGenerator[Renewal]:
     """Renew the run's lease during the block, and record its deadline whenever that is paused or moved.
 
-    The run is cancelled if somebody asks for that, and looks for messages if it was sent some. If another process takes the run over, the run stops in this process,
-    and no end is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
+    The run is cancelled if somebody asks for that, and looks for messages if it was sent some. If another process takes the run over,
+    or the journal was upgraded and does not let this version write any more, the run stops in this process, and no end is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
     the run can be resumed, as if its process had ended.
     """
     run_id = run.run_context.run_id
@@ -194,8 +194,13 @@ class _Keeper:
             return
         try:
             found = await self._journal.runs.keep(*asked)
-        except JournalError:
-            log.warning("the leases of %s could not be renewed; will retry", ", ".join(asked), exc_info=True)
+        except JournalError as error:
+            log.log(
+                error.retry_level,
+                "the leases of %s could not be renewed; will retry",
+                ", ".join(asked),
+                exc_info=True,
+            )
             return
         for run_id, signals in found.items():
             kept = asked[run_id]
@@ -207,28 +212,33 @@ class _Keeper:
     async def _goes_on(self, run_id: str, kept: _Kept, signals: int | HandrailError) -> bool:
         """Act on what the journal said about a run. Returns whether the run goes on."""
         run, deadline = kept.run, kept.run.deadline
-        if isinstance(signals, JournalError):
-            log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=signals)
+        if isinstance(signals, JournalError) and not isinstance(signals, JournalUpgraded):
+            message = "the lease of run %s could not be renewed; will retry"
+            log.log(signals.retry_level, message, run_id, exc_info=signals)
             return True
         if isinstance(signals, HandrailError):
             run.log.close()
-            run.cancellation.cancel("another process has taken over the run")
+            is_late = isinstance(signals, JournalUpgraded)
+            run.cancellation.cancel(str(signals) if is_late else "another process has taken over the run")
             return False
         if signals & CANCEL:
             run.cancellation.cancel(STOPPED)
             return False
-        if signals & MESSAGES and run.mailbox is None:
-            run.mailbox = Mailbox(run, self._journal.messages)
-        if run.mailbox is not None:
-            await run.mailbox.look()
+        if signals & MESSAGES or run.mailbox is not None:
+            await look(run, self._journal.messages)
         if deadline is not None and (deadline.paused or deadline.at != kept.noted):
             kept.noted = deadline.at
             try:
                 await note_deadline(self._journal, run_id, deadline, run.clock, paused=deadline.paused)
             except RunBusy as error:
                 return await self._goes_on(run_id, kept, error)
-            except JournalError:
-                log.warning("the deadline of run %s could not be recorded; will retry", run_id, exc_info=True)
+            except JournalError as error:
+                log.log(
+                    error.retry_level,
+                    "the deadline of run %s could not be recorded; will retry",
+                    run_id,
+                    exc_info=True,
+                )
                 kept.noted = None
         return True
 

@@ -1,4 +1,4 @@
-"""Tests for docs/security.md: every defence names a test, and every test that the page names exists."""
+"""Tests for the tables of attacks in docs/security.md and of faults in docs/reliability.md: each row names tests that exist."""
 
 import re
 from collections.abc import Iterator
@@ -7,14 +7,13 @@ import pytest
 
 from support import ROOT
 
-PAGE = ROOT / "docs" / "security.md"
 TESTS = ROOT / "tests"
 
 
-def rows() -> Iterator[tuple[str, list[str]]]:
-    """Yield the section and the cells of each table row, except the header rows."""
+def rows(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the section and the cells of each table row of a page, except the header rows."""
     section = ""
-    lines = PAGE.read_text().splitlines()
+    lines = (ROOT / "docs" / page).read_text().splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if line.startswith("## "):
             section = line[3:]
@@ -22,13 +21,16 @@ def rows() -> Iterator[tuple[str, list[str]]]:
             yield section, [cell.strip() for cell in line[1:-1].split("|")]
 
 
-ROWS = list(rows())
+ATTACKS = list(rows("security.md"))
+FAULTS = [(section, cells) for section, cells in rows("reliability.md") if section == "Faults"]
+ROWS = [*ATTACKS, *FAULTS]
 
 
-def test_every_row_is_complete() -> None:
-    """Each row has an attack, a defence, a cell for what the defence does not cover, and a test."""
-    assert len(ROWS) > 20
-    for _, cells in ROWS:
+@pytest.mark.parametrize(("table", "least"), [(ATTACKS, 21), (FAULTS, 15)], ids=["attacks", "faults"])
+def test_every_row_is_complete(table: list[tuple[str, list[str]]], least: int) -> None:
+    """Each row has an attack or a fault, two cells about it, and a test."""
+    assert len(table) >= least
+    for _, cells in table:
         assert len(cells) == 4, cells[0]
         assert cells[0], cells
         assert cells[1], cells
