@@ -118,7 +118,7 @@ def test_a_key_that_is_not_the_journals(tmp_path: Path) -> None:
 def test_a_journal_of_a_newer_version(tmp_path: Path) -> None:
     journal = recorded(tmp_path)
     with contextlib.closing(sqlite3.connect(journal, isolation_level=None)) as connection:
-        connection.execute("UPDATE about SET value = '999' WHERE key = 'schema'")
+        connection.execute("UPDATE about SET value = '999' WHERE key IN ('schema', 'oldest')")
     state, text = findings(tmp_path, "--journal", str(journal), code=1)["journal"]
     assert state == "problem"
     assert "999" in text

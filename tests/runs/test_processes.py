@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import Prompt, tool
-from handrail.errors import JournalError, RunBusy, RunParked
+from handrail.errors import JournalError, JournalUpgraded, RunBusy, RunParked
 from handrail.journal.sql.schema import VERSION
 from handrail.journal.sqlite import SqliteJournal
 from handrail.runs import list_runs, show
@@ -29,16 +29,14 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 
 
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
-    """A journal of the first version is refused with an error that names both versions, and its tables are not changed."""
+    """A journal of the first version is refused with an error that names its version and what to use instead, and its tables are not changed."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)
     connection.close()
-    with pytest.raises(
-        JournalError,
-        match=f"its schema has version 1, but this version of Handrail uses {VERSION}. Use the version of Handrail that wrote it",
-    ):
+    with pytest.raises(JournalError, match=r"version 1\b") as caught:
         SqliteJournal(path)
+    assert "Use the version of Handrail that wrote it" in str(caught.value)
     connection = sqlite3.connect(path)
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     connection.close()
@@ -46,17 +44,16 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
-    """A journal of a newer version is refused with an error that names both versions."""
+    """A journal to which this version may not write any more is refused with an error that has both versions."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (str(VERSION + 1),))
+        connection.execute("UPDATE about SET value = ? WHERE key IN ('schema', 'oldest')", (str(VERSION + 1),))
     connection.close()
-    with pytest.raises(
-        JournalError,
-        match=f"its schema has version {VERSION + 1},.* uses {VERSION}",
-    ):
+    with pytest.raises(JournalUpgraded, match="newer version of Handrail") as caught:
         SqliteJournal(path)
+    assert caught.value.oldest == VERSION + 1
+    assert f"schema {VERSION}" in str(caught.value)
 
 
 HOLDER = """
