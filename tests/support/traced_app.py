@@ -66,11 +66,10 @@ mortal = Prompt("mortal", "Die.", tools=[die])
 async def main(command: str, *given: str) -> None:
     journal = SqliteJournal("runs.db")
     adapter = Adapter(ScriptedModel(play), journal=journal, environment=LaterEnvironment())  # pyright: ignore
-    started = {"traceparent": given[0]} if given else {}
     try:
         match command:
             case "begin":
-                await adapter.evaluate(prompt, "Go.", run_id="r1", **started)
+                await adapter.evaluate(prompt, "Go.", run_id="r1", traceparent=given[0] if given else None)
             case "die":
                 await adapter.evaluate(mortal, "Go.", run_id="r1")
             case "revive":

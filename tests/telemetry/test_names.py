@@ -40,8 +40,8 @@ def known() -> set[str]:
 def test_every_name_is_ours_or_the_conventions():
     """A name that does not begin with `handrail.` is one of the conventions, in its newest form."""
     foreign = {each for each in OURS if not each.startswith(("handrail", "https://"))}
-    operations = {names.CHAT, names.INVOKE_AGENT, names.EXECUTE_TOOL}
-    assert foreign - operations - known() == set(NEWER)
+    values = {names.CHAT, names.INVOKE_AGENT, names.EXECUTE_TOOL, names.OTHER}
+    assert foreign - values - known() == set(NEWER)
 
 
 def test_operations_are_the_conventions():
@@ -50,6 +50,12 @@ def test_operations_are_the_conventions():
         "opentelemetry.semconv._incubating.attributes.gen_ai_attributes"
     ).GenAiOperationNameValues
     assert {names.CHAT, names.INVOKE_AGENT, names.EXECUTE_TOOL} <= {each.value for each in known}
+
+
+def test_what_has_no_name_is_other():
+    """The value for what has no name of its own is the one that the conventions use for an error's type."""
+    attributes = import_module("opentelemetry.semconv.attributes.error_attributes")
+    assert names.OTHER == attributes.ErrorTypeValues.OTHER.value
 
 
 def test_the_newest_names_are_used():

@@ -53,10 +53,13 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run_pytest(folder: Path, *words: str) -> str:
-    """Run pytest in a folder, with the packages of this test and nothing from its configuration."""
+    """Run pytest in a folder, with the packages of this test and nothing from its configuration.
+
+    It prints no summary (`-rN`), which repeats the messages of failures: whole in CI, cut to a line elsewhere.
+    """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", *words]
+    command = [sys.executable, "-m", "pytest", "-q", "-rN", "--strict-markers", "-p", "no:cacheprovider", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
