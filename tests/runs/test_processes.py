@@ -48,7 +48,9 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE about SET value = ? WHERE key IN ('schema', 'oldest')", (str(VERSION + 1),))
+        connection.execute(
+            "UPDATE about SET value = ? WHERE key IN ('schema', 'oldest')", (str(VERSION + 1),)
+        )
     connection.close()
     with pytest.raises(JournalUpgraded, match="newer version of Handrail") as caught:
         SqliteJournal(path)

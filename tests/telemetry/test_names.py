@@ -55,7 +55,7 @@ def test_operations_are_the_conventions():
 def test_what_has_no_name_is_other():
     """The value for what has no name of its own is the one that the conventions use for an error's type."""
     attributes = import_module("opentelemetry.semconv.attributes.error_attributes")
-    assert names.OTHER == attributes.ErrorTypeValues.OTHER.value
+    assert attributes.ErrorTypeValues.OTHER.value == names.OTHER
 
 
 def test_the_newest_names_are_used():

@@ -59,7 +59,17 @@ def run_pytest(folder: Path, *words: str) -> str:
     """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-rN", "--strict-markers", "-p", "no:cacheprovider", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rN",
+        "--strict-markers",
+        "-p",
+        "no:cacheprovider",
+        *words,
+    ]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
