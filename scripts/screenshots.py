@@ -2,11 +2,13 @@
 
     .venv/bin/python scripts/screenshots.py [FOLDER] [NAME ...]
 
-Only the screenshots that the documentation uses are in git. The others are for inspection.
+Each of the twelve screens is taken in light, in dark (`NAME-dark`) and on a phone (`NAME-phone`). `NAME` alone names all
+three. Only the screenshots that the documentation uses are in git. The others are for inspection.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Generator
@@ -19,9 +21,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402 (tests/ is on the path only now)
 
+from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, ToolContext, tool  # noqa: E402
+from handrail.guard import ask  # noqa: E402
+from handrail.serve.people import People  # noqa: E402
+from handrail.serve.sources import PromptSource, Source  # noqa: E402
 from support.browsers import launched  # noqa: E402
 from support.researched_app import research, source  # noqa: E402
 from support.served import GATES, Served, serving, source_in  # noqa: E402
+from support.serving import play  # noqa: E402
 
 WIDE = (1180, 800)
 PHONE = (390, 844)
@@ -37,7 +44,27 @@ def allow(page: Page) -> None:
 
 
 def empty(page: Page, server: Served) -> None:
-    page.get_by_text("New thread").wait_for()
+    page.get_by_label("Message", exact=True).wait_for()
+
+
+def sign_in(page: Page, server: Served) -> None:
+    """Sign in with a wrong password."""
+    page.get_by_label("Name").fill("ann")
+    page.get_by_label(re.compile("^Password")).fill("not the right one")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+
+
+def inbox(page: Page, server: Served) -> None:
+    """Look at a question of another person's run."""
+    say(page, 'call pay {"amount": 5}')
+    page.get_by_text("Waiting for 1 person").wait_for()
+    context = page.context
+    context.clear_cookies()
+    server.sign_in(context, name="bob", password=PASSWORD)
+    page.reload()
+    page.get_by_role("button", name=re.compile("^Inbox, 1 waiting")).click()
+    page.get_by_role("dialog").get_by_role("group", name="Approval of pay").wait_for()
 
 
 def chat(page: Page, server: Served) -> None:
@@ -164,37 +191,64 @@ def background_ended(page: Page, server: Served) -> None:
     page.locator("details.background summary").press("Enter")
 
 
-BACKGROUND = (background, background_ended)
-"""The scenes that another app plays."""
+PASSWORD = "a long password of theirs"
+
+
+def nobody(folder: Path) -> PromptSource:
+    """Return an app with two users, one of whom must approve what the other pays."""
+    people = People(folder / "people.db")
+    for name, role in (("ann", "user"), ("bob", "approver")):
+        people.add(name, [role], PASSWORD)
+    people.close()
+    policy = CapabilityPolicy({"money": ask(approvals=1)})
+    return PromptSource(
+        Prompt("desk", "Help.", tools=[wire], policies=[policy]), Adapter(ScriptedModel(play))
+    )
+
+
+@tool(name="pay", capabilities={"money"})
+async def wire(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
 Scene = Callable[[Page, Served], None]
-PICTURES: dict[str, tuple[Scene, str, tuple[int, int]]] = {
-    "empty": (empty, "light", WIDE),
-    "chat": (chat, "light", WIDE),
-    "chat-dark": (chat, "dark", WIDE),
-    "approval": (edit, "light", WIDE),
-    "approval-dark": (edit, "dark", WIDE),
-    "approval-phone": (edit, "light", PHONE),
-    "form": (form, "light", WIDE),
-    "form-phone": (form, "dark", PHONE),
+Size = tuple[int, int]
+SOURCES: dict[Scene, Callable[[Path], Source]] = {
+    background: lambda folder: source(),
+    background_ended: lambda folder: source(),
+    sign_in: nobody,
+    inbox: nobody,
+}
+"""The apps of the scenes that `support.served` does not play."""
+PERSON: dict[Scene, dict[str, str] | None] = {sign_in: None, inbox: {"name": "ann", "password": PASSWORD}}
+"""Who signs in before a scene. By default, a link is used."""
+SCREENS: dict[str, Scene] = {
+    "empty": empty,
+    "sign-in": sign_in,
+    "chat": chat,
+    "approval": edit,
+    "inbox": inbox,
+    "form": form,
+    "timeline": timeline,
+    "files": files,
+    "nested": nested,
+    "failed": failed,
+    "steering": steering,
+    "background": background_ended,
+}
+PICTURES: dict[str, tuple[Scene, str, Size]] = {
+    **{
+        f"{name}{suffix}": (scene, theme, size)
+        for name, scene in SCREENS.items()
+        for suffix, theme, size in (("", "light", WIDE), ("-dark", "dark", WIDE), ("-phone", "light", PHONE))
+    },
     "progress": (progress, "light", WIDE),
-    "steering": (steering, "light", WIDE),
-    "steering-dark": (steering, "dark", WIDE),
-    "steering-phone": (steering, "light", PHONE),
     "steering-late": (editing, "light", WIDE),
     "steering-late-phone": (editing, "dark", PHONE),
     "paused": (paused, "light", WIDE),
     "paused-phone": (paused, "dark", PHONE),
-    "background": (background, "light", WIDE),
-    "background-ended": (background_ended, "light", WIDE),
-    "background-dark": (background_ended, "dark", WIDE),
-    "background-phone": (background_ended, "light", PHONE),
-    "nested": (nested, "light", WIDE),
-    "nested-dark": (nested, "dark", WIDE),
-    "nested-phone": (nested, "light", PHONE),
-    "failed": (failed, "light", WIDE),
-    "files": (files, "light", WIDE),
-    "timeline": (timeline, "light", WIDE),
-    "timeline-dark": (timeline, "dark", WIDE),
+    "background-begun": (background, "light", WIDE),
     "reconnecting": (reconnecting, "light", WIDE),
     "menu-phone": (menu, "light", PHONE),
 }
@@ -207,7 +261,7 @@ def opened(
     """Start a server, open its page in the browser, and yield both."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with serving(folder, source=source() if scene in BACKGROUND else source_in(folder)) as server:
+        with serving(folder, source=SOURCES.get(scene, source_in)(folder)) as server:
             context = browser.new_context(
                 viewport={"width": size[0], "height": size[1]},
                 color_scheme="dark" if theme == "dark" else "light",
@@ -218,7 +272,8 @@ def opened(
                 "pageerror",
                 lambda error: print(f"an error occurred in the page: {error.stack}", file=sys.stderr),
             )
-            server.sign_in(context)
+            if (person := PERSON.get(scene, {})) is not None:
+                server.sign_in(context, **person)
             page.goto(server.url)
             yield page, server
             context.close()
@@ -232,7 +287,7 @@ def main(given: list[str]) -> None:
     with sync_playwright() as playwright:
         browser = launched(playwright)
         for name, (scene, theme, size) in PICTURES.items():
-            if given[1:] and name not in given[1:]:
+            if given[1:] and not {name, re.sub("-(dark|phone)$", "", name)} & set(given[1:]):
                 continue
             for gate in ("sheep", "wait"):
                 GATES[gate].clear()
