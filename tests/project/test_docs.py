@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import handrail
-from handrail import errors, events
+from handrail import Adapter, Agent, PromptResponse, errors, events
+from handrail.run.options import HostArguments, ResumeArguments, RunArguments
 from project.documents import DOCS, ROOT, documents
 
 pytestmark = pytest.mark.once  # the builder is installed for only one interpreter
@@ -204,3 +207,32 @@ def test_the_tests_in_the_table_of_times_exist():
     }
     assert len(named) > 20
     assert named - found == set()
+
+
+def test_the_table_of_runs_arguments_is_complete():
+    """The table has each argument of `run`, and says which of `Adapter`, `Agent` and `resume` take it too."""
+    takes = {
+        "Adapter": {*parameters(Adapter.__init__), *HostArguments.__annotations__},
+        "Agent": parameters(Agent.__init__),
+        "resume": {*ResumeArguments.__annotations__},
+    }
+    arguments, response = (DOCS / "guide/run.md").read_text().split("## What comes back")
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ?(.*) \|$", arguments, re.MULTILINE))
+    assert set(rows) == parameters(Agent.run) | {*RunArguments.__annotations__}
+    for name, others in rows.items():
+        assert re.findall(r"`(\w+)`", others) == [owner for owner in takes if name in takes[owner]], name
+    fields = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", response, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert fields | {"unclosed", "conversation", "length"} == {*PromptResponse.__struct_fields__, "messages"}
+
+
+def parameters(function: Callable[..., object]) -> set[str]:
+    """Return the names of a function's parameters, without `self` and `**arguments`."""
+    return {
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and parameter.kind is not parameter.VAR_KEYWORD
+    }
