@@ -20,8 +20,8 @@ from support.texts import NOT_A_MODEL_NAME
 pytestmark = pytest.mark.timeout(900)  # starts processes, one of them with a real model
 
 FOLDER = ROOT / "examples"
-PARTS = {FOLDER / "support", FOLDER / "inbox"}
-"""Folders whose files are not run here: the workers of `support.py`, and the inbox, which has its own tests."""
+PARTS = {FOLDER / "support", FOLDER / "inbox", FOLDER / "embedded"}
+"""Folders whose files are not run here: the workers of `support.py`, and the inbox and the FastAPI app, which have their own tests."""
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
 
 ON_ONE_PYTHON = {FOLDER / "local_model.py"}
