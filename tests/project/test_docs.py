@@ -16,11 +16,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.sync_api import Browser
 
 import handrail
 from handrail import Adapter, Agent, PromptResponse, errors, events
 from handrail.run.options import HostArguments, ResumeArguments, RunArguments
 from project.documents import DOCS, ROOT, documents
+from support.browsers import browser
+
+__all__ = ["browser"]
 
 pytestmark = pytest.mark.once  # the builder is installed for only one interpreter
 
@@ -87,21 +91,25 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
     return [load for load in loads if urlsplit(load).netloc] + imported
 
 
-def test_the_site_holds_together(tmp_path: Path):
-    """The site builds without warnings, and no link within it is broken.
-
-    Nothing is loaded from other sites, and the reference describes every error.
-    """
-    built = build(ROOT / "mkdocs.yml", tmp_path)
+@pytest.fixture(scope="module")
+def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fixture: the folder of the site, which was built without warnings."""
+    folder = tmp_path_factory.mktemp("site")
+    built = build(ROOT / "mkdocs.yml", folder)
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stdout + built.stderr
-    site = {path: Page(path) for path in sorted(tmp_path.rglob("*.html"))}
+    return folder
+
+
+def test_the_site_holds_together(built_site: Path):
+    """No link within the site is broken, nothing is loaded from other sites, and the reference describes every error."""
+    site = {path: Page(path) for path in sorted(built_site.rglob("*.html"))}
     assert len(site) > 25
     assert sum(len(page.links) for page in site.values()) > 1000
-    assert broken(site, tmp_path) == []
+    assert broken(site, built_site) == []
     assert any(page.loads for page in site.values())
     assert foreign(site) == []
-    shown = site[tmp_path / "reference/errors.html"].anchors
+    shown = site[built_site / "reference/errors.html"].anchors
     kinds = [
         name
         for name, kind in vars(errors).items()
@@ -109,6 +117,21 @@ def test_the_site_holds_together(tmp_path: Path):
     ]
     assert len(kinds) > 40
     assert [name for name in kinds if f"handrail.errors.{name}" not in shown] == []
+
+
+def test_the_site_is_searched_without_a_server(built_site: Path, browser: Browser):
+    """A site that was opened from its folder finds a page by its words, and loads nothing from elsewhere."""
+    page = browser.new_page()
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    page.goto((built_site / "guide/tools.html").as_uri())
+    page.locator(".md-search__input").fill("continue a conversation by its id")
+    found = page.locator(".md-search-result__link", has_text="Continue by an id")
+    found.first.wait_for(state="attached")
+    found.first.evaluate("link => link.click()")
+    page.wait_for_url("**/guide/conversations.html*")
+    assert [url for url in loaded if urlsplit(url).scheme not in ("file", "data", "blob")] == []
+    page.close()
 
 
 def test_every_public_name_is_in_the_reference_once():
