@@ -105,6 +105,7 @@ def test_what_a_cancelled_run_was_not_told_is_said(tmp_path: Path, seen: Window)
     seen.wait_for("\n› half")
     seen.type(" a line\n")
     seen.wait_for("heard wait, and quickly, half a line")
+    seen.wait_for(PROMPT, 3)
     seen.type("\x04")
     assert seen.end() == 0
 
@@ -119,6 +120,7 @@ def test_a_dumb_terminal_hears_whole_lines(tmp_path: Path, seen: Window):
     (tmp_path / "go").touch()
     seen.wait_for("» told: use metres")
     seen.wait_for("heard wait, use metres")
+    seen.wait_for(PROMPT, 2)
     seen.type("\x04")
     assert seen.end() == 0
 
