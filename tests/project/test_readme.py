@@ -1,13 +1,18 @@
 """Tests that the Python examples in the README and the docs run, and print what they show (see `documents.py`)."""
 
+import json
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from handrail import Session
-from project.documents import ROOT, BadDocument, Block, chains, documents, extract, run
+from project.documents import DOCS, ROOT, BadDocument, Block, chains, documents, extract, run
+from support.terminals import window
 
 
 def examples() -> list[object]:
@@ -35,12 +40,49 @@ def test_example_runs(document: Path, blocks: list[Block], tmp_path: Path, monke
 
 def test_hello_world_is_ten_lines_on_either_model():
     """Both versions of hello world have ten lines and differ only in the model and its import."""
-    scripted, local = [block.code.splitlines() for block in extract(ROOT / "README.md")[:2]]
+    scripted, local = [block.code.splitlines() for block in extract(DOCS / "index.md")[:2]]
     assert [len([line for line in code if line]) for code in (scripted, local)] == [8, 8]
     assert len(scripted) == len(local) == 10
     assert [
         number for number, (one, other) in enumerate(zip(scripted, local, strict=True)) if one != other
     ] == [0, 7]
+
+
+def test_the_run_of_the_readme_survives_its_process(tmp_path: Path):
+    """The README's agent is killed while it asks, and goes on in a second process. The terminal shows the lines of the README."""
+    [block] = extract(ROOT / "README.md")
+    (tmp_path / "desk.py").write_text(block.code)
+    transcript = (ROOT / "README.md").read_text().partition("```console\n")[2].partition("```")[0]
+    first, listed, second = [part.splitlines() for part in transcript.split("$ handrail ")[1:]]
+    assert (first[0], second[0]) == ('run desk.py "Refund order 17."', "runs resume 4f2a")
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+
+    def handrail(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "handrail", *arguments]
+
+    with window() as seen:
+        seen.start(handrail("run", "desk.py", "Refund order 17."), env=env, cwd=tmp_path)
+        seen.wait_for("then Enter:")
+        assert seen.child is not None
+        seen.child.send_signal(signal.SIGKILL)
+        assert seen.end() == -signal.SIGKILL
+        assert [line for line in shown(first) if line not in seen.text()] == []
+    command = handrail(*listed[0].split("#")[0].split(), "--json")
+    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, check=True)
+    [line] = json.loads(ended.stdout)["runs"]
+    assert (line["standing"], line["questions"]) == ("interrupted", 1)
+    with window() as seen:
+        seen.start(handrail("runs", "resume", line["run_id"][:4]), env=env, cwd=tmp_path)
+        seen.wait_for("then Enter:")
+        seen.type("y\r")
+        assert seen.end() == 0
+        assert [line for line in shown(second) if line not in seen.text()] == []
+
+
+def shown(transcript: list[str]) -> list[str]:
+    """Return what a program shows in a transcript: its lines without the command, comments and what was left out."""
+    lines = [line.split("Killed")[0].rstrip() for line in transcript[1:]]
+    return [line for line in lines if line and line.strip() != "…"]
 
 
 EXTRAS = {
@@ -77,8 +119,8 @@ def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.M
 
     sessions: list[Session] = []
     monkeypatch.setattr(module, "Session", lambda **given: sessions.append(Session(**given)) or sessions[-1])
-    block = extract(ROOT / "README.md")[1]
-    run(ROOT / "README.md", [block], tmp_path, monkeypatch)
+    block = extract(DOCS / "index.md")[1]
+    run(DOCS / "index.md", [block], tmp_path, monkeypatch)
     (session,) = sessions
     (invoked,) = session[ToolInvoked].all()
     assert (invoked.tool, invoked.status) == ("fare", "ok")
