@@ -440,8 +440,8 @@ MUTANTS = [
     ),
     Mutant(
         "the gate sees call_tool instead of the tool that was found",
-        "run/loop.py",
-        "tuple(unwrapped(call, evaluation.run.tools) for call in calls)",
+        "run/evaluation.py",
+        "tuple([unwrapped(call, self.run.tools) for call in calls])",
         "calls",
         "tests/run/test_search.py",
     ),

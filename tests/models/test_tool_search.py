@@ -353,6 +353,20 @@ async def test_a_model_without_tool_search_continues():
     assert not any({"namespace", "execution"} & set(each) for each in items)
 
 
+async def test_a_session_that_began_without_tool_search_keeps_what_was_found():
+    """What the fixed tools found is text. A model with a tool search of its own is sent it as such, since it has loaded nothing."""
+    session = Session()
+    called = call("call_tool", loaded=False, name="chore_3", arguments={"size": 2})
+    model, _ = played(call("search_tools", loaded=False, query="chore 3"), called, say(), name="gpt-5")
+    await run(model, session=session)
+    model, sent = played(search("letter"), call("send_mail", to="ann"), say())
+    await run(model, session=session)
+    (found, *_) = [each for each in sent[0]["input"] if each["type"] == "tool_search_output"]
+    assert found["tools"] == []
+    assert any('"chore_3"' in str(each["content"]) for each in sent[0]["input"] if each["type"] == "message")
+    assert sent[2]["input"][-1]["output"] == "sent to ann"
+
+
 async def test_references_to_tools_of_another_prompt_are_left_out():
     """Anthropic refuses a reference to a tool that the request does not have. Such a result is sent as its text."""
     session = Session()

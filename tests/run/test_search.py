@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -13,12 +14,14 @@ from handrail import (
     Adapter,
     CapabilityPolicy,
     LaterEnvironment,
+    MarkdownSection,
     MemoryJournal,
     Prompt,
     ScriptedModel,
     Session,
     Tool,
     ToolCall,
+    runs,
     tool,
 )
 from handrail.errors import RunParked
@@ -150,6 +153,7 @@ def test_a_search_that_finds_nothing_says_so() -> None:
         {},
         {"name": 5, "arguments": {}},
         {"name": "call_tool", "arguments": {}},
+        {"name": "call_tool", "arguments": {"name": "task_1", "arguments": {"size": 1}}},
         {"name": "task_1", "arguments": []},
     ],
 )
@@ -225,6 +229,91 @@ def test_a_tool_with_secrets_stays_in_the_list() -> None:
     Adapter(model, journal=journal).evaluate(prompt, "go", session=session).wait()
     assert names(model.requests[0]) == ["log_in", "search_tools", "call_tool"]
     assert [each.result.success for each in session[ToolInvoked].all()] == [False, True]
+
+
+@dataclass
+class Answer:
+    number: int
+
+
+def test_built_in_tools_do_the_same_through_call_tool() -> None:
+    """A section that the model opens through `call_tool` is open, and an answer that it gives like that is the run's."""
+    closed = MarkdownSection[Any](
+        title="More", key="more", template="More.", summary="More.", visibility="summary", tools=numbered(1)
+    )
+    prompt = Prompt("p", ["Work.", closed], tools=[send_mail], search=True, output=Answer)
+    session, script = Session(), [found("open_sections", sections=["more"]), found("task_0", size=1)]
+    model = ScriptedModel([*script, found("final_answer", number=5)], traits=Traits(native_output=False))
+    response = Adapter(model).evaluate(prompt, "go", session=session).wait()
+    assert response.output == Answer(5)
+    assert [(each.tool, each.status) for each in session[ToolInvoked].all()] == [
+        ("open_sections", "ok"),
+        ("task_0", "ok"),
+        ("final_answer", "ok"),
+    ]
+
+
+@tool(effect="pure", name="call_tool")
+async def dial(name: str, code: SecretStr) -> str:
+    """Dial somebody's number."""
+    return f"called {name}"
+
+
+@pytest.mark.parametrize("search", [False, True])
+async def test_a_tool_of_the_apps_own_that_is_called_like_the_fixed_one(search: bool) -> None:
+    """Where no `call_tool` is offered, the name is free: such a tool is called itself, and its secrets are masked."""
+    session, journal = Session(), MemoryJournal()
+    call = ToolCall("call_tool", {"name": "task_0", "code": "hunter2"})
+    prompt = Prompt("p", "Work.", tools=[dial, *numbered(1)], search=search)
+    model = ScriptedModel([call, "Done."], traits=DEFERS)
+    await Adapter(model, journal=journal).evaluate(prompt, "go", session=session, run_id="r")
+    assert [(each.tool, each.result.value) for each in session[ToolInvoked].all()] == [
+        ("call_tool", "called task_0")
+    ]
+    assert not any(b"hunter2" in each.body for each in await journal.calls.entries("r"))
+
+
+async def test_what_is_beside_the_arguments_of_a_found_tool_is_refused_and_masked() -> None:
+    """A value that `call_tool` has no place for is an error. It may be a secret, so it is not kept."""
+    session, journal = Session(), MemoryJournal()
+    call = ToolCall("call_tool", {"name": "task_0", "arguments": {"size": 1}, "code": "hunter2"})
+    prompt = Prompt(
+        "p", "Work.", tools=[tool(name="log_in", effect="pure")(log_in), *numbered(1)], search=True
+    )
+    model = ScriptedModel([call, "Done."])
+    await Adapter(model, journal=journal).evaluate(prompt, "go", session=session, run_id="r")
+    assert [each.tool for each in session[ToolInvoked].all() if each.result.success] == []
+    assert not any(b"hunter2" in each.body for each in await journal.calls.entries("r"))
+
+
+async def log_in(password: SecretStr) -> str:
+    """Log in."""
+    return "in"
+
+
+async def test_a_session_with_another_tool_named_search_tools_is_read() -> None:
+    """What a run's own tool of that name returned is no list of tools that were loaded, whatever it is."""
+
+    @tool(effect="pure")
+    async def search_tools() -> list[Any]:
+        """Look for hammers and saws."""
+        return ["a saw", {"name": "a hammer"}]
+
+    journal = MemoryJournal()
+    prompt = Prompt(
+        "p", "Work.", tools=[search_tools, send_mail], policies=[CapabilityPolicy({"mail.send": "ask"})]
+    )
+    model = ScriptedModel([ToolCall("search_tools"), ToolCall("send_mail", {"to": "Ann", "text": "Hi."})])
+    with pytest.raises(RunParked) as parked:
+        await Adapter(model, journal=journal).evaluate(
+            prompt, "go", session=Session(id="s"), environment=LaterEnvironment()
+        )
+    await runs.cancel(journal, parked.value.run_id)
+    session = await runs.session(journal, "s", principal="local")
+    model = ScriptedModel(["Done."])
+    await Adapter(model).evaluate(Prompt("p", "Work."), "go", session=session)
+    told = [each for each in model.requests[0].messages if isinstance(each, ToolMessage)]
+    assert (told[0].results[0].shows, "hammer" in told[0].results[0].text) == ((), True)
 
 
 def test_names_are_found_by_their_words() -> None:

@@ -195,7 +195,7 @@ def _items(takes: Takes, wire: str, searcher: str, unplaced: frozenset[str], mes
                 "content": each.text,
             }  # such a result can't say why it has no tools
             for each in message.results
-            if each.failed and each.name == searcher
+            if each.name == searcher and not each.definitions
         ]
     elif isinstance(message, AssistantMessage):
         items = _said(message, takes, wire, searcher, unplaced)

@@ -33,7 +33,7 @@ from handrail.messages import (
 )
 from handrail.run.compaction import pieces_at, sent_under
 from handrail.run.run import Run
-from handrail.run.search import CALLER, unwrapped
+from handrail.run.search import stands_for_another, unwrapped
 from handrail.schema.problems import describe_kind
 from handrail.schema.secrets import WITHHELD
 from handrail.session import Session
@@ -344,7 +344,7 @@ class SecretMask:
         return tuple([self._call(call) for call in calls])
 
     def _call(self, call: CallAsked) -> CallAsked:
-        if call.name == CALLER:
+        if stands_for_another(call.name, self._run.tools):
             inner = unwrapped(call, self._run.tools)
             is_known = inner is not call and self._call(inner) is inner
             return call if is_known else CallAsked(call.id, call.name, WITHHELD)
@@ -392,7 +392,7 @@ class SecretMask:
         """Return whether the arguments of a partial call may be shown. The name may still be incomplete."""
         tools = self._run.tools
         tool = tools.get(name)
-        if tool is None or tool.secret or name == CALLER:
+        if tool is None or tool.secret or stands_for_another(name, tools):
             return False
         return not any(each.secret and each.name.startswith(name) for each in tools.values())
 

@@ -34,7 +34,7 @@ from handrail.run.record.notices import leave_remarks, tell_remarks, untold
 from handrail.run.request import ask_model
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
-from handrail.run.search import loaded_by, unwrapped
+from handrail.run.search import loaded_by
 from handrail.text.raised_errors import described
 from handrail.tools import ToolResult
 from handrail.tools.result import shown_text
@@ -311,17 +311,18 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
                 if begun:
                     begun.clear()
                 run.model.answer = answer
+                meant = evaluation.meant(calls)
                 refused = (
-                    _refused_at_the_end(evaluation, calls) if evaluation.is_last else answer.cut_off(calls)
+                    _refused_at_the_end(evaluation, meant) if evaluation.is_last else answer.cut_off(calls)
                 )
-                results = await _run_calls(evaluation, calls, f"{run_id}/{turns}", refused)
-                taken = _answer_among(evaluation, calls, results) if evaluation.answers_by_call else None
+                results = await _run_calls(evaluation, calls, meant, f"{run_id}/{turns}", refused)
+                taken = _answer_among(evaluation, meant, results) if evaluation.answers_by_call else None
                 if evaluation.is_last and evaluation.output is None:
                     return await end_as_ordered(evaluation, Outcome(answer.text, None, "wrapped up"))
                 if taken is None or (untold(evaluation) and not evaluation.is_last):
                     repairs += evaluation.is_last or (
                         evaluation.answers_by_call
-                        and any(evaluation.answer_tool(call.name) for call in calls)
+                        and any(evaluation.answer_tool(call.name) for call in meant)
                     )
                     if repairs > REPAIRS:
                         raise _no_answer(evaluation, results[-1].message)
@@ -389,17 +390,18 @@ async def _correct(evaluation: Evaluation, error: ToolValidationError) -> None:
 
 
 async def _run_calls(
-    evaluation: Evaluation, calls: tuple[CallAsked, ...], message_id: str, cut_off: Mapping[str, str]
+    evaluation: Evaluation,
+    calls: tuple[CallAsked, ...],
+    meant: tuple[CallAsked, ...],
+    message_id: str,
+    cut_off: Mapping[str, str],
 ) -> tuple[ToolResult[Any], ...]:
-    """Run the calls of a turn through the gate, and return their results.
+    """Run the calls of a turn through the gate, and return their results. `meant` are the calls that they stand for.
 
     Adds the results to the conversation, unless this process no longer records the run. Raises the error that ends the
     run, if there is one, after that.
     """
-    asked = (
-        calls if evaluation.search is None else tuple(unwrapped(call, evaluation.run.tools) for call in calls)
-    )
-    turn = OpenTurn(evaluation.gate, asked, message_id, cut_off)
+    turn = OpenTurn(evaluation.gate, meant, message_id, cut_off)
     evaluation.calls += len(calls)
     if evaluation.replays and not turn.is_recorded():
         evaluation.leave_record()
@@ -409,9 +411,7 @@ async def _run_calls(
         ending = await turn.run()
     finally:
         results = turn.results()
-        answered = tuple(
-            [_answered(evaluation, call, result) for call, result in zip(calls, results, strict=True)]
-        )
+        answered = tuple([_answered(evaluation, *each) for each in zip(calls, meant, results, strict=True)])
         if (
             not evaluation.run.left_to_the_record
         ):  # otherwise the calls get their results when the run is resumed
@@ -421,11 +421,13 @@ async def _run_calls(
     return results
 
 
-def _answered(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> CallAnswered:
+def _answered(
+    evaluation: Evaluation, call: CallAsked, meant: CallAsked, result: ToolResult[Any]
+) -> CallAnswered:
     """Return a result as it is sent to the model, with the tools that it shows."""
     shows, definitions = (), ""
-    if call.name == OPENER:
-        shows = _opened(evaluation, call, result)
+    if meant.name == OPENER:
+        shows = _opened(evaluation, meant, result)
     elif evaluation.search is not None:
         shows, definitions = loaded_by(call.name, result.value)
     text, failed = shown_text(result), not result.success

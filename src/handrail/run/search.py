@@ -79,7 +79,10 @@ class Query:
     """Arguments of the tool that finds tools."""
 
     query: Annotated[
-        str, Field(min_length=1, description="Words that say what the tool should do, or its name.")
+        str,
+        Field(
+            min_length=1, max_length=500, description="Words that say what the tool should do, or its name."
+        ),
     ]
 
 
@@ -148,12 +151,23 @@ def _described(tool: AnyTool) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": tool.json_schema}
 
 
+class _Definition(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
 def loaded_by(name: str, value: Any) -> tuple[tuple[str, ...], str]:
     """Return the names of the tools that a call with this value has loaded, and their definitions as JSON; ((), "") if it was no search."""
-    if name != SEARCHER or not isinstance(value, list):
+    if name != SEARCHER:
         return (), ""
-    definitions = cast("list[dict[str, Any]]", value)
-    return tuple(each["name"] for each in definitions), msgspec.json.encode(definitions).decode()
+    try:
+        definitions = msgspec.convert(value, tuple[_Definition, ...])
+    except (
+        msgspec.ValidationError
+    ):  # of a search by `call_tool`, or of another tool of this name in an earlier run
+        return (), ""
+    return tuple(each.name for each in definitions), msgspec.json.encode(definitions).decode()
 
 
 def _caller() -> AnyTool:
@@ -171,9 +185,15 @@ def _caller() -> AnyTool:
     )
 
 
-class _Inner(msgspec.Struct, frozen=True):
+class _Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def stands_for_another(name: str, tools: Mapping[str, AnyTool]) -> bool:
+    """Return whether a call by this name is one of `call_tool`, unless a tool of the run's own is called that."""
+    tool = tools.get(name)
+    return name == CALLER and (tool is None or isinstance(tool, SearchTool))
 
 
 def unwrapped(call: CallAsked, tools: Mapping[str, AnyTool]) -> CallAsked:
@@ -181,7 +201,7 @@ def unwrapped(call: CallAsked, tools: Mapping[str, AnyTool]) -> CallAsked:
 
     A tool with secret parameters is not called like this, because secrets are masked by the name under which they were written.
     """
-    if call.name != CALLER:
+    if not stands_for_another(call.name, tools):
         return call
     try:
         inner = msgspec.json.decode(call.arguments, type=_Inner)

@@ -330,7 +330,7 @@ class _Walk:
                 unit = self._units.get(RUN.child(made))
                 if unit is None:
                     return None  # the record ends here, because the call had not finished
-                if call.name == OPENER:
+                if unit.tool == OPENER:
                     found = self._compare_sections(step, unit, opened)
                 else:
                     found = await self._call(outer, step, call, unit)
