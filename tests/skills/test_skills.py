@@ -353,3 +353,76 @@ def test_a_skills_own_folder_may_be_a_link(skills: Path, tmp_path: Path) -> None
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "fill-forms").symlink_to(skills / "fill-forms")
     assert Skills(tmp_path / "installed").skills["fill-forms"].folder == (skills / "fill-forms").resolve()
+
+
+def test_links_are_followed_only_to_a_skill(skills: Path, tmp_path: Path) -> None:
+    """Links to the whole disk, to themselves, or in a circle neither stop the load nor take time, and nothing is found twice."""
+    for name, leads in {"all": "/", "round": skills, "self": "self", "nowhere": tmp_path / "none"}.items():
+        (skills / name).symlink_to(leads)
+    (tmp_path / "linked").symlink_to(skills)
+    for folder in (skills, tmp_path / "linked"):
+        section = Skills(folder)
+        assert (list(section.skills), section.problems) == (["fill-forms"], ())
+
+
+def test_a_skill_is_named_by_its_folder_however_it_is_given(
+    skills: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Skills(".")` in a skill's own folder is that skill."""
+    monkeypatch.chdir(skills / "fill-forms")
+    for folder in (".", "../fill-forms/", "scripts/.."):
+        assert list(Skills(folder).skills) == ["fill-forms"]
+
+
+def test_what_cannot_be_read_is_a_warning(
+    skills: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that can't be listed, or a file that is removed while its skill is loaded, leaves out no other skill."""
+    skill(skills, "leaves", references__a_DOT_md="x")
+    (skills / "sealed").mkdir()
+    iterdir, lstat = Path.iterdir, os.lstat
+
+    def listing(folder: Path) -> Any:
+        if folder.name == "sealed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    def status(path: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path).endswith("references/a.md"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return lstat(path, **options)
+
+    monkeypatch.setattr(Path, "iterdir", listing)
+    monkeypatch.setattr(os, "lstat", status)
+    section = Skills(skills)
+    assert list(section.skills) == ["fill-forms"]
+    assert f"{skills / 'sealed'}:1: it can't be read: Permission denied." in warnings_of(caplog)
+    assert f"{skills / 'leaves' / 'SKILL.md'}:1: " in warnings_of(caplog)
+
+
+def test_a_skill_that_is_gone_is_an_error_for_the_model(skills: Path, tmp_path: Path) -> None:
+    """A script whose folder was removed after the skill was loaded is not run, and the model is told so."""
+    section = Skills(skills)
+    (skills / "fill-forms").rename(tmp_path / "elsewhere")
+    (tmp_path / "work").mkdir()
+    call = ToolCall("run_skill_script", {"skill": "fill-forms", "script": "scripts/fill.py"})
+    _, (result,) = run(section, call, files=DirectoryFilesystem(tmp_path / "work"))
+    assert result.render().startswith("The script was not run.")
+
+
+def test_any_name_of_a_file_can_be_sent(tmp_path: Path) -> None:
+    """A name that is not UTF-8, or has a line break, is spelled with escapes, and the file is read and run by that spelling."""
+    place = skill(tmp_path / "skills", "odd")
+    for name in (b"caf\xe9.txt", b"two\nlines.py"):
+        Path(os.fsdecode(os.fsencode(place) + b"/" + name)).write_text("print('here')")
+    (tmp_path / "work").mkdir()
+    _, results = run(
+        Skills(tmp_path / "skills"),
+        ToolCall("open_sections", {"sections": ["skills.odd"]}),
+        ToolCall("read_skill_file", {"skill": "odd", "path": "caf\\xe9.txt"}),
+        ToolCall("run_skill_script", {"skill": "odd", "script": "two\\x0alines.py"}),
+        files=DirectoryFilesystem(tmp_path / "work"),
+    )
+    assert [each.success for each in results] == [True, True, True], results
+    assert "caf\\xe9.txt, two\\x0alines.py" in results[0].render()
+    assert ["here" in each.render() for each in results] == [False, True, True]

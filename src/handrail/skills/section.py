@@ -16,7 +16,7 @@ from handrail.errors import DefinitionError, FileError
 from handrail.events import CommandRun, SkillUsed
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
-from handrail.resources.paths import parse_file_path
+from handrail.resources.paths import on_disk, parse_file_path
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
 from handrail.run.call import announce
@@ -104,7 +104,7 @@ async def run_script(
         known = ", ".join(_PROGRAMS)
         return ToolResult.error(f"{path} can't be run. The names of scripts end in {known}.")
     announce(context, SkillUsed, skill.name, skill.description, path)
-    command = [program, f"{place}/{path}", *(each.replace(_PLACE, place) for each in arguments)]
+    command = [program, f"{place}/{on_disk(path)}", *(each.replace(_PLACE, place) for each in arguments)]
     try:
         finished = await shell.mounting(skill.folder).run_on(
             context.filesystem, command, cwd=folder, stdin=stdin

@@ -13,6 +13,7 @@ import msgspec
 
 from handrail.errors import DefinitionError
 from handrail.resources.directory.disk import open_beneath
+from handrail.resources.paths import on_disk, spelled
 from handrail.text.rendering import counted
 from handrail.workers.front_matter import Finder, Sheet, WorkerProblem, parse_sheet, read_text
 
@@ -36,7 +37,7 @@ class Skill(msgspec.Struct, frozen=True):
     """The skill's folder, with all links resolved."""
     sheet: Sheet
     files: tuple[str, ...]
-    """The paths of all files, relative to the folder, sorted. Those whose name begins with a dot are left out."""
+    """The paths of all files, relative to the folder, as Handrail spells them, sorted. Those whose name begins with a dot are left out."""
 
     @property
     def body(self) -> str:
@@ -58,7 +59,7 @@ class Skill(msgspec.Struct, frozen=True):
         """Open one of the skill's files, and return its descriptor. Raises `OSError` if it is no regular file of the folder."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            file = open_beneath(folder, path, os.O_RDONLY | os.O_NONBLOCK)
+            file = open_beneath(folder, on_disk(path), os.O_RDONLY | os.O_NONBLOCK)
         finally:
             os.close(folder)
         if stat.S_ISREG(os.fstat(file).st_mode):
@@ -87,12 +88,12 @@ def load_skills(folders: Iterable[str | Path]) -> tuple[list[Skill], list[Worker
     skills: dict[str, Skill] = {}
     problems: list[WorkerProblem] = []
     for given in folders:
-        top = Path(given).expanduser()
+        top = Path(os.path.abspath(Path(given).expanduser()))
         if not top.is_dir():
             raise DefinitionError(
                 f"there is no folder of skills {str(given)!r}. Create it, or correct its path."
             )
-        for folder in _skill_folders(top, _DEEPEST):
+        for folder in _skill_folders(top, _DEEPEST, problems):
             find = Finder(folder / SKILL_FILE)
             skill = load_skill(folder, find)
             if skill is not None and skill.name in skills:
@@ -105,14 +106,25 @@ def load_skills(folders: Iterable[str | Path]) -> tuple[list[Skill], list[Worker
     return list(skills.values()), problems
 
 
-def _skill_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders that have a `SKILL.md`. Nothing below such a folder is a skill of its own."""
+def _skill_folders(folder: Path, depth: int, problems: list[WorkerProblem]) -> Iterator[Path]:
+    """Yield the folders that have a `SKILL.md`, and add those that can't be read to `problems`.
+
+    Nothing below such a folder is a skill of its own. A link is followed only to a skill's folder, so the search ends.
+    """
     if os.path.lexists(folder / SKILL_FILE):
         yield folder
     elif depth:
-        for each in sorted(folder.iterdir()):
-            if each.is_dir() and not each.name.startswith("."):
-                yield from _skill_folders(each, depth - 1)
+        try:
+            inside = sorted(folder.iterdir())
+        except OSError as error:
+            find = Finder(folder)
+            find.add(1, f"it can't be read: {error.strerror}", "Make it a readable folder.")
+            problems += find.problems
+            return
+        for each in inside:
+            is_far = each.is_symlink() and not os.path.lexists(each / SKILL_FILE)
+            if os.path.isdir(each) and not is_far and not each.name.startswith("."):
+                yield from _skill_folders(each, depth - 1, problems)
 
 
 def load_skill(folder: Path, find: Finder, name: str | None = None) -> Skill | None:
@@ -172,19 +184,30 @@ def _files_in(folder: Path, find: Finder) -> tuple[str, ...]:
     """
     found: list[str] = []
     size = count = 0
-    for parent, folders, files in os.walk(folder):
+
+    def unreadable(error: OSError) -> None:
+        find.add(1, f"{spelled(error.filename)} can't be read: {error.strerror}", "Make it readable.")
+
+    for parent, folders, files in os.walk(folder, onerror=unreadable):
         for name in (*folders, *files):
-            path = os.path.join(parent, name)
-            status = os.lstat(path)
+            at = os.path.join(parent, name)
+            path = spelled(os.path.relpath(at, folder))
             count += 1
-            if stat.S_ISLNK(status.st_mode):
-                said = f"{os.path.relpath(path, folder)} is a link to {os.readlink(path)}"
-                find.add(1, said, "Put the file itself there: a skill has no links.")
+            try:
+                status = os.lstat(at)
+                leads = spelled(os.readlink(at)) if stat.S_ISLNK(status.st_mode) else ""
+            except OSError as error:  # it was removed meanwhile
+                unreadable(error)
+                continue
+            if leads:
+                find.add(
+                    1, f"{path} is a link to {leads}", "Put the file itself there: a skill has no links."
+                )
             elif stat.S_ISREG(status.st_mode):
                 size += status.st_size
-                found.append(os.path.relpath(path, folder))
+                found.append(path)
             elif not stat.S_ISDIR(status.st_mode):
-                said = f"{os.path.relpath(path, folder)} is not a regular file"
+                said = f"{path} is not a regular file"
                 find.add(1, said, "Remove it: a skill has only files and folders.")
         if size > MOST_BYTES or count > MOST_FILES:
             said = f"it has more than {MOST_FILES} files and folders, or more than {MOST_BYTES // 2**20} MiB"
