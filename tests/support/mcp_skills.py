@@ -1,7 +1,7 @@
 """An MCP server with skills, written with the official SDK: `python mcp_skills.py FILE`.
 
 The file is read for each request. Its JSON has the `entries`, the `contents` of each address, and the addresses of `unlisted` entries.
-Each request is noted in a file beside it.
+With `endless`, each page of skills has another one after it. Each request is noted in a file beside it.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ def note(what: str) -> dict[str, Any]:
 async def list_skills(request: Any, params: Any) -> dict[str, Any]:
     state = note("list")
     found = [each for each in state["entries"] if each["uri"] not in state.get("unlisted", [])]
-    return {"resultType": "complete", "skills": found, "ttlMs": 0, "cacheScope": "private"}
+    more = {"nextCursor": "more"} if state.get("endless") else {}
+    return {"resultType": "complete", "skills": found, "ttlMs": 0, "cacheScope": "private", **more}
 
 
 async def get_skill(request: Any, params: GetParams) -> dict[str, Any]:
@@ -48,10 +49,10 @@ async def read(request: Any, params: wire.ReadResourceRequestParams) -> wire.Rea
     content = note(f"read {uri}")["contents"].get(uri)
     if content is None:
         raise MCPError(wire.INVALID_PARAMS, "no such resource")
-    data = base64.b64decode(content)
     try:
-        return wire.ReadResourceResult(contents=[wire.TextResourceContents(uri=uri, text=data.decode())])
-    except UnicodeDecodeError:
+        text = base64.b64decode(content).decode()
+        return wire.ReadResourceResult(contents=[wire.TextResourceContents(uri=uri, text=text)])
+    except ValueError:  # not text, or not Base64
         return wire.ReadResourceResult(contents=[wire.BlobResourceContents(uri=uri, blob=content)])
 
 

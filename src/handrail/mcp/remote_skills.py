@@ -34,7 +34,7 @@ from handrail.mcp.skills import (
     digest_of,
 )
 from handrail.protocols import PolicyDecision
-from handrail.resources.paths import parse_file_path
+from handrail.resources.paths import on_disk, parse_file_path
 from handrail.resources.shell import Shell
 from handrail.run.call import announce
 from handrail.sections.files import PAGE_LINES
@@ -63,7 +63,7 @@ from handrail.workers.front_matter import Finder, Sheet
 from mcp import Client, MCPError
 
 MAX_SKILLS = 1_000
-"""Maximum number of skills that one server may list."""
+"""Maximum number of skills of one server that the model is told of."""
 _MOST_CACHED = 4 * MOST_BYTES
 
 Name = Annotated[
@@ -131,22 +131,31 @@ class RemoteSkills:
 
     async def list(self, client: Client) -> str:
         """List the skills, and return their names and descriptions as text. A skill that can't be used is left out, with a warning."""
-        held: dict[str, _Held] = {}
+        entries: list[SkillEntry] = []
         cursor: str | None = None
-        while len(held) <= MAX_SKILLS:
+        while len(entries) <= MAX_SKILLS:
             page: SkillList = await client.session.send_request(
                 _List(params=wire.PaginatedRequestParams(cursor=cursor)), SkillList
             )
-            for entry in page.skills:
-                try:
-                    held[_key_of(entry.uri)] = _checked(entry)
-                except SkillRefused as error:
-                    log.warning("the MCP server %r: %s The skill is left out.", self.server, error)
+            entries += page.skills
             cursor = page.next_cursor
             if cursor is None or not page.skills:
                 break
+        if len(entries) > MAX_SKILLS:
+            log.warning(
+                "the MCP server %r lists more than %d skills. The others can be read by their addresses.",
+                self.server,
+                MAX_SKILLS,
+            )
+        held: dict[str, _Held] = {}
+        for entry in entries[:MAX_SKILLS]:
+            try:
+                held[_key_of(entry.uri)] = _checked(entry)
+            except SkillRefused as error:
+                log.warning("the MCP server %r: %s The skill is left out.", self.server, error)
         self._held = held
-        return "\n".join(f"- {key}: {each.entry.frontmatter['description']}" for key, each in held.items())
+        described = ((key, each.entry.frontmatter["description"]) for key, each in held.items())
+        return "\n".join("- " + " ".join(f"{key}: {text}".split()) for key, text in described)
 
     async def load(self, key: str) -> tuple[_Held, Sheet]:
         """Return a skill's newest entry, and its parsed `SKILL.md`. From then on, this entry counts for its files."""
@@ -198,9 +207,14 @@ class RemoteSkills:
         if len(result.contents) != 1:
             raise SkillRefused(f"The server {self.server} sent {len(result.contents)} contents for {uri}.")
         (content,) = result.contents
-        if isinstance(content, wire.BlobResourceContents):
+        if not isinstance(content, wire.BlobResourceContents):
+            return content.text.encode(errors="replace")
+        try:
             return base64.b64decode(content.blob)
-        return content.text.encode(errors="replace")
+        except ValueError:
+            raise SkillRefused(
+                f"The server {self.server} sent bytes for {uri} that are not Base64."
+            ) from None
 
     async def _request(self, send: Callable[[Client], Awaitable[Any]]) -> Any:
         try:
@@ -247,7 +261,12 @@ class RemoteSkills:
             return ToolResult.error(str(error))
         with tempfile.TemporaryDirectory(prefix="handrail-skill-") as top:
             place = Path(top) / re.sub(r"[^A-Za-z0-9_-]", "_", self.server) / held.name
-            await run_in_thread(lambda: _write(place, contents))
+            try:
+                await run_in_thread(lambda: _write(place, contents))
+            except OSError as error:
+                return ToolResult.error(
+                    f"The skill's files can't be put into one folder: {error.strerror}. Nothing was run."
+                )
             skill = Skill(
                 held.name, held.entry.frontmatter["description"], place.resolve(), sheet, tuple(contents)
             )
@@ -329,13 +348,14 @@ def _checked(entry: SkillEntry) -> _Held:
         files[path] = each
     if SKILL_FILE not in files or not entry.uri.endswith(f"/{SKILL_FILE}"):
         raise SkillRefused(f"{where} does not list its {SKILL_FILE}.")
-    if len(files) > MOST_FILES or sum(each.size for each in files.values()) > MOST_BYTES:
+    sizes = [each.size for each in files.values()]
+    if len(files) > MOST_FILES or sum(sizes) > MOST_BYTES or min(sizes) < 0:
         raise SkillRefused(f"{where} has more than {MOST_FILES} files or {MOST_BYTES // 2**20} MiB.")
     return _Held(entry, files)
 
 
 def _write(place: Path, contents: dict[str, bytes]) -> None:
     for path, content in contents.items():
-        file = place / path
+        file = place / on_disk(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
