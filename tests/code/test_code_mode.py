@@ -159,14 +159,14 @@ async def test_a_script_that_fails_leaves_nothing_but_what_cannot_be_undone():
 await write(path="a.md", text="new")
 await book(table="7")
 await send_mail(to="ann")
-await double(n=1)
+print(await double(n=1))
 await fail(why="the kitchen is closed")
 """
     text = await told_one(script, shop=shop, filesystem=files)
     assert files.fork("look").read("a.md") == "old"
     assert (shop.undone, shop.mailed) == (["7"], ["ann"])
     assert "the kitchen is closed" in text
-    assert "Could not be undone: send_mail" in text
+    assert "It had printed:\n2. Could not be undone: send_mail" in text
 
 
 @pytest.mark.parametrize(
@@ -750,6 +750,21 @@ def test_signatures_say_what_schemas_say(schema: Any, parameters: str):
 
     made = Tool("look", "Look.", look, params={"type": "object", "properties": schema, "$defs": defs})
     assert signature("look", made) == f"async def look({parameters}) -> Any: ..."
+
+
+def test_arguments_that_a_pattern_names_can_be_passed():
+    """Which they are is checked by the gate."""
+
+    async def look(params: dict[str, Any], *, context: ToolContext) -> ToolResult[Any]:
+        return ToolResult.ok(None)
+
+    schema = {
+        "type": "object",
+        "patternProperties": {"^x": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    made = Tool("look", "Look.", look, params=schema)
+    assert signature("look", made) == "async def look(**arguments: Any) -> Any: ..."
 
 
 def test_names_of_functions_are_identifiers():

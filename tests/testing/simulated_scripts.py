@@ -159,7 +159,7 @@ def searching(stage: Stage, *, loads: bool = False) -> Play:
 
     said = [
         ToolCall("search_tools", {"query": "contract"}),
-        [found("book"), found("sign", name="ann")],
+        [found("enter", text="begun"), found("sign", name="ann")],
         [ToolCall("search_tools", {"query": "stamp"}), found("stamp", what="ann")],
         ToolCall("run_script", {"script": FOUND}),
         "All is done.",

@@ -71,8 +71,10 @@ def script_tool(limits: Limits) -> Tool[Any, Any]:
         except ScriptRefused as error:
             return ToolResult.error(f"The script was not run: {error}")
         except ScriptError as error:
-            printed = f"\nIt had printed:\n{script.printed[-_PRINTED:]}" if script.printed else ""
-            return ToolResult.error(f"The script failed, and what it did is undone: {error}{printed}")
+            printed = f"\nIt had printed:\n{script.printed[-_PRINTED:].rstrip()}" if script.printed else ""
+            return ToolResult.error(
+                f"The script failed, so what it did is undone if possible: {error}{printed}"
+            )
         return ToolResult.ok(ran.value, ran.printed)
 
     tool = ScriptTool(

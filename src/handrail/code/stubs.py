@@ -65,7 +65,7 @@ def signature(name: str, tool: Tool[Any, Any]) -> str:
             f"{key}: {annotation(value, definitions)}{'' if key in required else ' = ...'}"
             for key, value in properties.items()
         ]
-        if schema.get("additionalProperties", True) is not False:
+        if schema.get("additionalProperties", True) is not False or "patternProperties" in schema:
             each.append("**arguments: Any")
         parameters = ", ".join(["*", *each] if properties else each)
     result = tool.result_schema
