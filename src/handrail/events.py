@@ -447,6 +447,10 @@ class SecretGiven(Detail, frozen=True):
     """A person gave a secret to a call, so what the call says may contain it."""
 
     call_id: str
+    answer: Any
+    """The answer as plain JSON, with the secret in clear."""
+    masked: Any
+    """The same, with the secret masked."""
     run_context: RunContext
 
 

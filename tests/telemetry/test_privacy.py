@@ -6,6 +6,7 @@ import sys
 from types import CodeType
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
@@ -22,7 +23,9 @@ from handrail import (
     open_gate,
     tool,
 )
+from handrail.telemetry import names
 from handrail.testing import Person
+from handrail.text.secrets import HIDDEN
 from support.planted_secrets import MARK, SECRETS
 from support.traced import traced
 
@@ -54,20 +57,27 @@ async def test_a_secret_is_on_no_span(secret: str, content: bool) -> None:
     assert MARK not in seen.text()
 
 
-async def test_what_a_person_gave_in_secret_is_not_in_the_error() -> None:
-    """If a person gave a call a secret, the exception of the call has its type and its frames only."""
+@pytest.mark.parametrize("content", [False, True])
+async def test_what_a_person_gave_in_secret_is_on_no_span(content: bool) -> None:
+    """A secret that a person gave to a call is on no span if the call returns it, and only the type and the frames of an exception are."""
 
     @tool
-    async def ask(context: UserContext) -> str:
-        """Ask for a key, and fail with it."""
+    async def ask(fails: bool, context: UserContext) -> str:
+        """Ask for a key, and show it."""
         key = await context.wait_for("key", {}, SecretStr)
-        raise ValueError(f"bad key {key.get_secret_value()}")
+        if fails:
+            raise ValueError(f"bad key {key.get_secret_value()}")
+        return f"the key is {key.get_secret_value()}"
 
-    with traced(content=False) as seen:
-        await open_gate([ask], environment=Person(answers={"key": f"{MARK}-1"})).invoke("ask")
+    script = [ToolCall("ask", {"fails": True}), ToolCall("ask", {"fails": False}), "done"]
+    adapter = Adapter(ScriptedModel([*script]), environment=Person(answers={"key": f"{MARK}-1"}))
+    with traced(content=content) as seen:
+        await adapter.evaluate(Prompt("p", "Ask.", tools=[ask]), "go")
     assert MARK not in seen.text()
-    [event] = seen.named("execute_tool ask").events
+    failed, succeeded = seen.all("execute_tool ask")
+    [event] = failed.events
     assert event.attributes["exception.type"] == "ValueError"
+    assert (succeeded.attributes.get(names.TOOL_CALL_RESULT) == f"the key is {HIDDEN}") is content
 
 
 @tool(effect="pure")

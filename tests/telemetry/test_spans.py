@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.trace import SpanKind, StatusCode
 
 from handrail import (
@@ -39,6 +40,7 @@ from handrail import (
 from handrail.context import TRACING_SPAN
 from handrail.errors import TransientError
 from handrail.ids import call_span_of, span_of, trace_of
+from handrail.messages import ModelRequest
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.prompt.compact import Compact
@@ -109,6 +111,49 @@ async def test_content_is_off_unless_asked_for():
     }
     assert json.loads(last.attributes[names.SYSTEM_INSTRUCTIONS])[0]["content"].startswith("Be kind.")
     assert [each["name"] for each in json.loads(last.attributes[names.TOOL_DEFINITIONS])] == ["greet"]
+
+
+async def test_what_a_failed_call_says_is_content():
+    """Without content, the result of a call that fails without an exception, invalid arguments and the name of a tool that a model has
+    invented in them are not on its span. The exception's type is there in the call's `error.type`.
+    """
+
+    @tool
+    async def find(name: str) -> ToolResult[None]:
+        """Find somebody."""
+        return ToolResult.error(f"{name} is not known")
+
+    script = [ToolCall("find", {"name": "Ada"}), ToolCall("find", {"name": "Bob", "Ada": 7}), "done"]
+    for content in (False, True):
+        with traced(content=content) as seen:
+            await playing(*script).evaluate(Prompt("host", "Find.", tools=[find]), "Go.")
+        calls = seen.all("execute_tool find")
+        assert ["Ada" in (call.status.description or "") for call in calls] == [content, content]
+        assert ("Ada" in seen.text()) is content
+        assert [call.attributes[names.ERROR_TYPE] for call in calls] == ["error", "ToolValidationError"]
+        assert [call.events for call in calls] == [(), ()]
+
+
+async def test_text_that_is_no_unicode_is_sent(caplog: pytest.LogCaptureFixture):
+    """Lone surrogates, such as those in the names of files, lose neither the span that has them nor the others of its batch."""
+
+    @tool
+    async def fail() -> None:
+        """Fail."""
+        raise FileNotFoundError("bad\udcff.txt")
+
+    def breaks(request: ModelRequest) -> ToolCall:
+        if len(request.messages) > 1:
+            raise RuntimeError("no \ud800 model")
+        return ToolCall("fail", {})
+
+    with traced(content=True) as seen:
+        with pytest.raises(RuntimeError):
+            await Adapter(ScriptedModel(breaks)).evaluate(Prompt("host", "Fail.", tools=[fail]), "Go.")
+        sent = encode_spans(seen.spans).SerializeToString()
+    assert b"bad\\xff.txt" in sent
+    assert not caplog.records
+    assert len(seen.all("chat script")) == 2
 
 
 async def test_a_failed_call_has_its_exception():

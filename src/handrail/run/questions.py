@@ -123,7 +123,7 @@ async def ask_value(
             tell(attempt, answered, question.id)
     value = _value_of(answer, kind)
     if has_secret(wanted, value):
-        await mark_given(attempt)
+        await mark_given(attempt, wanted, value)
     return wanted.parse_given(value)
 
 

@@ -16,7 +16,7 @@ from handrail.schema.secrets import MASK
 from handrail.telemetry import names
 from handrail.text.raised_errors import words_of
 from handrail.text.secrets import HIDDEN, hide_all, replace_secret
-from handrail.tools.definition import Tool
+from handrail.tools.result import clean_text
 
 Part = dict[str, Any]
 
@@ -31,12 +31,9 @@ class Privacy:
         self.withheld: set[str] = set()
         """The ids of calls that have secrets, so that the messages of their errors are not shown at all."""
 
-    def learn(self, call_id: str, tool: Tool[Any, Any], params: Any) -> None:
-        """Note the secrets among the params of a call."""
-        if not tool.secret or params is None:
-            return
+    def learn(self, call_id: str, clear: Any, shown: Any) -> None:
+        """Note the secrets that a call was given: what is masked in `shown` of the plain JSON `clear`."""
         self.withheld.add(call_id)
-        clear, shown = (pydantic_core.from_json(each) for each in (tool.clear(params), tool.dump(params)))
         for secret in _hidden(clear, shown):
             quoted = (
                 json.dumps(secret),
@@ -47,10 +44,10 @@ class Privacy:
             self._forms.update(each for each in (secret, *(each[1:-1] for each in quoted)) if each)
 
     def hide(self, text: str) -> str:
-        """Return a text without the secrets of the run's calls, and those in the settings of servers and models."""
+        """Return a text without the secrets of the run's calls, those in the settings of servers and models, and lone surrogates."""
         for form in sorted(self._forms, key=len, reverse=True):
             text = replace_secret(text, form)
-        return hide_all(text)
+        return clean_text(hide_all(text))
 
     def encode(self, value: Any) -> str:
         """Return a JSON value as text, without secrets."""

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
+import pydantic_core
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, create_key, get_current, get_value, set_value
 from opentelemetry.trace import (
@@ -31,6 +32,7 @@ from handrail.context import TRACING_SPAN, RunContext
 from handrail.context.extras import Extras, PerCall
 from handrail.ids import TRACEPARENT, call_span_of, span_of, trace_of, tracing
 from handrail.messages import ModelRequest, Usage
+from handrail.run.failures import Unsuccessful
 from handrail.session.bus import subscribe_everywhere
 from handrail.telemetry import names
 from handrail.telemetry.content import Privacy, definitions_of, input_of, output_of, text_part
@@ -194,7 +196,8 @@ class Spans:
         return self._runs.setdefault(run.request_id, OpenRun())
 
     def _span(self, run: RunContext, *key: str) -> Span | None:
-        made = self._run(run).open.get(key)
+        known = self._runs.get(run.request_id)
+        made = None if known is None else known.open.get(key)
         return None if made is None else made.span
 
     # Runs.
@@ -338,14 +341,16 @@ class Spans:
 
     def _accepted(self, fact: events.CallAccepted) -> None:
         run, tool = fact.run_context, fact.definition
-        self._run(run).privacy.learn(fact.call_id, tool, fact.params)
+        if tool.secret and fact.params is not None:
+            clear, shown = (pydantic_core.from_json(each(fact.params)) for each in (tool.clear, tool.dump))
+            self._run(run).privacy.learn(fact.call_id, clear, shown)
         if self._content and (call := self._call(fact)) is not None:
             call.set_attribute(
                 names.TOOL_CALL_ARGUMENTS, self._run(run).privacy.hide(tool.mask(fact.arguments))
             )
 
     def _secret_given(self, fact: events.SecretGiven) -> None:
-        self._run(fact.run_context).privacy.withheld.add(fact.call_id)
+        self._run(fact.run_context).privacy.learn(fact.call_id, fact.answer, fact.masked)
 
     def _call(self, fact: Any) -> Span | None:
         return self._span(fact.run_context, "call", fact.run_context.run_id, fact.call_id)
@@ -387,12 +392,14 @@ class Spans:
         run, call = fact.run_context, self._call(fact)
         privacy = self._run(run).privacy
         if call is not None and fact.status in _FAILED:
-            kind = fact.status.replace(" ", "_") if fact.error is None else type(fact.error).__qualname__
+            raised = None if isinstance(fact.error, Unsuccessful) else fact.error
+            kind = fact.status.replace(" ", "_") if raised is None else type(raised).__qualname__
             call.set_attribute(names.ERROR_TYPE, kind)
             withheld = fact.call_id in privacy.withheld
-            call.set_status(Status(StatusCode.ERROR, "" if withheld else privacy.hide(fact.result.message)))
-            if fact.error is not None and fact.status == "error":
-                call.add_event("exception", privacy.described(fact.error, withheld))
+            said = privacy.hide(fact.result.message) if self._content and not withheld else ""
+            call.set_status(Status(StatusCode.ERROR, said))
+            if raised is not None and fact.status == "error":
+                call.add_event("exception", privacy.described(raised, withheld))
         attributes = {
             names.CALL_STATUS: fact.status,
             names.CALL_ATTEMPTS: fact.attempts if fact.attempts > 1 else None,

@@ -95,7 +95,7 @@ def _is_not_repeated(attempt: Attempt) -> bool:
     return counts and any(not can_reenter(each) for each in attempt.with_outer())
 
 
-async def mark_given(attempt: Attempt) -> None:
+async def mark_given(attempt: Attempt, schema: Schema[Any], answer: Any) -> None:
     """Mark a handler that is about to receive a secret in an answer, so that a resumed run does not run it again.
 
     The record has a mask in place of the secret, so the handler could not go the same way.
@@ -103,7 +103,7 @@ async def mark_given(attempt: Attempt) -> None:
     """
     attempt.passage.has_secret = True
     if attempt.run.told.get(SecretGiven, True):
-        attempt.run.publish(SecretGiven(attempt.id, attempt.run_context))
+        attempt.run.publish(SecretGiven(attempt.id, answer, schema.hide(answer), attempt.run_context))
     if not attempt.kind.only_asks:
         await _mark(attempt, GIVEN_SECRET)
 
