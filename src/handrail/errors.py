@@ -50,6 +50,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
     │   │   ├── JournalExposed                       other users or tools could read or change it
     │   │   └── JournalUpgraded                      .oldest: only newer versions of Handrail may write to it
+    │   ├── ErasureRefused (RuntimeError)          .principal, .runs, .calls: a person can't be erased yet
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
     │   │   └── WorkspaceTakenError                  .loser: this process has lost a run's workspace
@@ -782,6 +783,35 @@ class RunBusy(RunError):
             "Wait until it releases the run, or until its lease expires.",
         )
         self.owner = owner
+
+
+class ErasureRefused(StateError, RuntimeError):
+    """A person can't be erased yet: one of their runs is not over, or a call's file changes are not applied. Nothing was deleted."""
+
+    def __init__(
+        self, principal: str, runs: Sequence[tuple[str, str]], calls: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        named = [f"the run {run_id!r} is {status}" for run_id, status in runs]
+        named += [
+            f"the file changes of the call {call_id!r} in {run_id!r} are not applied"
+            for run_id, call_id in calls
+        ]
+        more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        hints = ["Cancel the runs first: add --cancel, or pass `cancel=True`."] if runs else []
+        if calls:
+            run_id, call_id = calls[0]
+            hints.append(f"Give the changes up: `handrail runs discard {run_id} {call_id}`.")
+        super().__init__(
+            f"{principal!r} can't be erased yet: {'; '.join(named[:_MOST_NAMED])}{more}. Nothing was deleted. {' '.join(hints)}"
+        )
+        self.principal = principal
+        self.runs = runs
+        """The runs that are not over or that a process has, with their status."""
+        self.calls = calls
+        """The run and the id of each call whose changes are not applied."""
+
+
+_MOST_NAMED = 5
 
 
 class RunParked(RunError):

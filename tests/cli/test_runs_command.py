@@ -21,6 +21,7 @@ from handrail.mcp.served_tools import CallMessage
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.session import Session
 from mcp import Client
 from support.background_app import HOST, host
 from support.parked_runs import answer_to
@@ -330,9 +331,37 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     assert "There are no runs." in line("list")
 
 
+def test_a_person_is_exported_and_erased(line: Line):
+    """`export --principal` writes a folder. `forget --principal` says what it would delete, refuses while a run waits, and deletes."""
+    name = "ann"
+    line.record("tea", call("choose"), session=Session(id="s", principal=name))
+    assert "Exported 1 run and 0 workspaces" in line("export", "person", "--principal", name)
+    assert (line.base / "person" / "run-1.jsonl").stat().st_mode & 0o077 == 0
+    checked = line("forget", "--principal", name, "--check")
+    assert "tea is parked. --cancel cancels it first." in checked
+    assert "Would delete 1 run, 1 session, 0 workspaces" in checked
+    assert "the run 'tea' is parked. Nothing was deleted." in " ".join(
+        line("forget", "--principal", name, code=1).split()
+    )
+    copy = line.base / "runs.db.schema-13"
+    copy.touch(mode=0o600)
+    done = line("forget", "--principal", name, "--cancel")
+    assert f"Deleted 1 run, 1 session, 0 workspaces of {name}" in done
+    assert f"Stays: {copy}, a copy of the journal." in done
+    assert "There are no runs." in line("list")
+    assert "nothing was altered" in line("verify")
+    assert line.json("forget", "--principal", name)["holdings"]["runs"] == []  # again, which changes nothing
+
+
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
+        (["forget", "--principal", "nobody"], "there is nothing of 'nobody'", 2),
+        (["forget", "--principal", "nobody", "--keep", "1"], "Leave out --before", 2),
+        (["forget", "--keep", "1", "--cancel"], "--cancel needs --principal", 2),
+        (["forget", "--keep", "1", "-s", "parked"], "is not one of cancelled, done, failed", 2),
+        (["export", "tea"], "PATH is missing", 2),
+        (["export", "tea", "x", "--principal", "nobody"], "name only the folder", 2),
         (["show", "nobody"], "the journal has no such run", 1),
         (["list", "--standing", "odd"], "is not one of queued", 2),
         (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),

@@ -18,6 +18,7 @@ from handrail.errors import (
     SessionOutdated,
     UndoRefused,
 )
+from handrail.serve.feed import FellBehind
 from handrail.serve.refusals import (
     QuestionsOpen,
     ThreadBusy,
@@ -552,6 +553,24 @@ async def test_a_thread_is_deleted_only_while_no_run_is_active(tmp_path: Path) -
         await thread.say(plan("anew"))
         await over(thread)
         assert texts(await thread.messages())[1:] == ["anew"]
+
+
+async def test_what_another_process_deletes_does_not_stay_in_memory(tmp_path: Path) -> None:
+    """Once another process has deleted a thread's runs, whoever asks for the thread gets nothing that was in memory."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan("a secret"))
+        await over(thread)
+        assert texts(await thread.messages())
+        assert thread.feed.since(0)
+        rows = await thread.rows()
+        await app.journal.runs.forget([row.record.id for row in rows])
+        with pytest.raises(ThreadUnknown):
+            await thread.check_known()
+        assert not thread.feed.since(thread.feed.last)
+        with pytest.raises(FellBehind):
+            thread.feed.since(0)
+        assert texts(await thread.messages()) == []
 
 
 async def test_idle_threads_are_dropped_and_those_that_are_read_are_found(tmp_path: Path) -> None:

@@ -110,6 +110,14 @@ AccessLog = Annotated[
     Path | None,
     typer.Option("--access-log", metavar="FILE", help="Append every request to this file, as JSON lines."),
 ]
+KeepRuns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-runs",
+        metavar="SPAN",
+        help="Delete finished runs of this app after 12h, 90d, or for those in one state failed=7d; repeatable. Default: keep them.",
+    ),
+]
 Hosts = Annotated[
     list[str] | None,
     typer.Option(
@@ -334,6 +342,7 @@ class ServeOptions:
         ),
     ] = None
     access_log: AccessLog = None
+    keep_runs: KeepRuns = None
     log: LogFormat = "text"
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
     hosts: Hosts = None

@@ -13,6 +13,7 @@ from handrail.cli.command_options import (
     FleetOptions,
     JournalFile,
     Json,
+    KeepRuns,
     McpOptions,
     Message,
     ServeOptions,
@@ -155,6 +156,7 @@ def worker(
             help="Serve /metrics and /health at this address, such as 127.0.0.1:9464, to everybody who can reach it.",
         ),
     ] = None,
+    keep_runs: KeepRuns = None,
 ) -> None:
     """Execute an app's runs, which wait in a journal.
 
@@ -162,7 +164,7 @@ def worker(
     """
     from handrail.cli import fleet_commands
 
-    raise typer.Exit(fleet_commands.work(options, dispatcher, limit, host, grace, listen))
+    raise typer.Exit(fleet_commands.work(options, dispatcher, limit, host, grace, listen, keep_runs or ()))
 
 
 @app.command(epilog=_EPILOG)

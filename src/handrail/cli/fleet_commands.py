@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from handrail.cli.command_options import (
     FleetOptions,
@@ -26,7 +26,8 @@ from handrail.cli.server_token import DISPATCH_VARIABLE, take_variable
 from handrail.clock import SYSTEM_CLOCK
 from handrail.ids import check_id
 from handrail.journal.postgres.address import with_password
-from handrail.journal.records import WORKSPACE
+from handrail.journal.records import OVER, WORKSPACE
+from handrail.runs import Retention
 from handrail.text.rendering import counted, escape_line
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def work(
     host: str | None,
     grace: float,
     address: str | None,
+    keep_runs: Sequence[str],
 ) -> int:
     """Execute runs until SIGTERM or Ctrl-C, and return the exit code."""
     try:
@@ -57,7 +59,8 @@ def work(
             journal = during.enter_context(
                 contextlib.closing(open_journal(options.journal, app.source.files))
             )
-            runner = _runner(options, journal, app, dispatcher, limit, host)
+            rules = parse_retention(keep_runs, app.name)
+            runner = _runner(options, journal, app, dispatcher, limit, host, rules)
             asyncio.run(_work(runner, grace, listening, f"{app.name}, version {app.code[:12]}", dispatcher))
     except Exception as error:
         return fail(error)
@@ -71,12 +74,15 @@ def _runner(
     dispatcher: str | None,
     limit: int,
     host: str | None,
+    retention: Sequence[Retention],
 ) -> Runner:
     from handrail.fleet import Runner
 
     report: Callable[[str], None] = _print if options.log == "text" else lambda line: None  # it is logged too
     engine = _engine(dispatcher, journal)
-    return Runner(journal, [app], dispatcher=engine, limit=limit, host=host or "", report=report)
+    return Runner(
+        journal, [app], dispatcher=engine, limit=limit, host=host or "", report=report, retention=retention
+    )
 
 
 async def _work(
@@ -231,6 +237,21 @@ def parse_span(text: str, option: str) -> float:
     if found is None or not int(found[1]):
         raise UsageError(f"{option} {text!r} is not a span of time above zero. Write 30s, 15m, 12h or 7d.")
     return float(int(found[1]) * _UNITS[found[2]])
+
+
+def parse_retention(given: Sequence[str], app: str) -> Sequence[Retention]:
+    """Parse how long finished runs of an app are kept, such as `90d` or `failed=7d`. Raises `UsageError` if it is invalid."""
+    rules: list[Retention] = []
+    for text in given:
+        standing, _, span = text.rpartition("=")
+        if standing and standing not in OVER:
+            raise UsageError(
+                f"--keep-runs {text!r} does not begin with {', '.join(sorted(OVER))}. Write 90d or failed=7d."
+            )
+        keep = timedelta(seconds=parse_span(span, "--keep-runs"))
+        states: Any = {standing} if standing else OVER
+        rules.append(Retention(keep, states, app))
+    return rules
 
 
 def parse_due(text: str) -> float:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import json
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 import typer
@@ -53,10 +54,16 @@ from handrail.question import Answer, Question
 from handrail.runs.catalog import Standing, approval_json, standing_of
 from handrail.text.rendering import counted, escape
 
+if TYPE_CHECKING:
+    from handrail.journal.protocol import Accounts
+
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 RunId = Annotated[str, typer.Argument(help="The run's id, or its beginning.")]
 CallId = Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")]
+Principal = Annotated[
+    str | None, typer.Option("--principal", metavar="NAME", help="Everything of this person, not of one run.")
+]
 
 
 class Report:
@@ -663,8 +670,11 @@ async def replay(
 @command("export")
 async def export(
     journal: AnyJournal,
-    run: RunId,
-    path: Annotated[Path, typer.Argument(help="The file to write.")],
+    run: Annotated[
+        str, typer.Argument(help="The run's id, or its beginning. With --principal: the folder to write.")
+    ],
+    path: Annotated[Path | None, typer.Argument(help="The file to write.")] = None,
+    principal: Principal = None,
     case: Annotated[
         bool,
         typer.Option("--case", help="Write a case, which pytest replays if its name ends in .case.json."),
@@ -676,7 +686,11 @@ async def export(
         typer.Option("--real", metavar="TOOL", help="A tool that the case really runs; repeatable."),
     ] = None,
 ) -> Report:
-    """Export a run to a file, without secrets."""
+    """Export a run to a file, without secrets, or with --principal everything of a person to a new folder."""
+    if principal is not None:
+        return await _export_person(journal, principal, path, run)
+    if path is None:
+        raise UsageError("PATH is missing. Name the file to write.")
     row = (await RecordedRun.find(journal, run)).row
     id = row.record.id
     if not case:
@@ -695,6 +709,17 @@ async def export(
     notes = ["The case lacks files, so these calls have their recorded results:", *map(escape, lacking)]
     data = {"run_id": id, "path": str(path), "lacking": lacking, "left_out": made.left_out}
     return Report(data, f"Exported {id} to {path} as a case.", *(notes if lacking else ()))
+
+
+async def _export_person(journal: AnyJournal, principal: str, path: Path | None, folder: str) -> Report:
+    if path is not None:
+        raise UsageError("with --principal, name only the folder to write, and no run.")
+    with _accounts(journal) as accounts:
+        done = await runs.export_person(journal, principal, folder, accounts=accounts)
+    lines = [f"{run_id} is left out: {escape(why)}" for run_id, why in done.left_out]
+    files = f"{counted(len(done.runs), 'run')} and {counted(len(done.workspaces), 'workspace')}"
+    text = f"Exported {files} of {escape(principal)} to {escape(done.folder)}."
+    return Report(msgspec.to_builtins(done), text, *lines, code=FAILED if done.left_out else DONE)
 
 
 @command("import", creates_journal=True)
@@ -722,13 +747,69 @@ async def forget(
     keep: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Keep this many of the newest runs.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    standing: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--standing",
+            "-s",
+            metavar="STANDING",
+            help="Only runs that are done, failed or cancelled; repeatable.",
+        ),
+    ] = None,
+    app_: Annotated[
+        str | None,
+        typer.Option("--app", metavar="APP", help="Only runs of this app, as `list --json` names it."),
+    ] = None,
+    principal: Principal = None,
+    cancel_: Annotated[
+        bool, typer.Option("--cancel", help="With --principal: cancel their unfinished runs first.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--check", help="Only say what would be deleted.")
+    ] = False,
 ) -> Report:
-    """Delete finished runs from the journal. Runs of one session are deleted together."""
-    gone = await runs.forget(journal, before=_parse_time(before), keep=keep, dry=dry_run)
+    """Delete finished runs from the journal, or with --principal everything of a person. Runs of one session are deleted together."""
+    wanted: Any = standing or []
+    unknown = [each for each in wanted if each not in OVER]
+    if unknown:
+        raise UsageError(f"--standing {unknown[0]!r} is not one of {', '.join(sorted(OVER))}.")
+    if principal is not None:
+        if before is not None or keep is not None or wanted or app_ is not None:
+            raise UsageError(
+                "--principal deletes everything of a person. Leave out --before, --keep, --standing and --app."
+            )
+        return await _erase(journal, principal, cancel_, dry_run)
+    if cancel_:
+        raise UsageError("--cancel needs --principal NAME. `handrail runs cancel RUN` cancels one run.")
+    gone = await runs.forget(
+        journal, before=_parse_time(before), keep=keep, standing=wanted, app=app_, dry=dry_run
+    )
     verb = "would be forgotten" if dry_run else "forgotten"
     count = counted(len(gone), "run")
     return Report({"runs": list(gone), "dry_run": dry_run}, f"{count} {verb}.", *(gone if dry_run else ()))
+
+
+async def _erase(journal: AnyJournal, principal: str, cancel_first: bool, dry: bool) -> Report:
+    with _accounts(journal) as accounts:
+        done = await runs.erase(journal, principal, cancel=cancel_first, dry=dry, accounts=accounts)
+    held = done.holdings
+    if not done.has_any and held.erased_at is None:
+        raise UsageError(f"there is nothing of {principal!r} in this journal. Check the name.")
+    data = {**msgspec.to_builtins(done), "dry_run": dry}
+    return Report(data, *view.erasure_lines(done, dry), code=DONE if done.is_compact else FAILED)
+
+
+@contextlib.contextmanager
+def _accounts(journal: AnyJournal) -> Generator[Accounts | None]:
+    """Open the users of a server whose journal is a file, if it has any. Those of a journal in PostgreSQL are the journal's own."""
+    from handrail.serve.people import AccountsFile, people_path
+
+    path = people_path(Path(journal.path))
+    if journal.accounts is not None or not path.is_file():
+        yield None
+        return
+    with contextlib.closing(AccountsFile(path)) as accounts:
+        yield accounts
 
 
 def _parse_time(text: str | None) -> datetime | None:

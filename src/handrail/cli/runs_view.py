@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from rich.tree import Tree
 from handrail.cli.screens import make_console
 from handrail.journal.records import QuestionRecord, QueuedMessage, RunRecord, RunRow, Verification, WorkerRow
 from handrail.run.compaction import stand_in
-from handrail.text.rendering import escape, exact
+from handrail.text.rendering import counted, escape, exact
 
 if TYPE_CHECKING:
     from handrail.events import ApprovalRemembered
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from handrail.messages import Compaction, Usage
     from handrail.question import Question
     from handrail.run.answer import FailedRequest, Unanswered
-    from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
+    from handrail.runs import CallNode, Divergence, Erasure, RunLine, RunTree, Turn, Undoing
     from handrail.runs.tree import Nested
 from handrail.text.terminal import Styler, format_rows, is_terminal
 
@@ -453,3 +453,43 @@ def question_data(question: Question) -> dict[str, Any]:
 
 def divergence_data(found: Divergence) -> dict[str, Any]:
     return {**msgspec.structs.asdict(found), "message": str(found)}
+
+
+BEYOND = (
+    "Not reached: what others wrote about them, backups and exports, the logs of servers and of the database, files outside workspaces, "
+    "copies on other hosts, and what model providers and tools were sent."
+)
+
+
+def erasure_lines(done: Erasure, dry: bool) -> Iterator[str]:
+    """Yield the lines that say what was erased of a person, what stays, and what was not reached."""
+    held, name = done.holdings, escape(done.holdings.principal)
+    if dry and held.unfinished:
+        yield from (f"{run_id} is {status}. --cancel cancels it first." for run_id, status in held.unfinished)
+    account = ", and the account" if done.has_account else ""
+    what = ", ".join(
+        counted(number, noun)
+        for number, noun in (
+            (len(held.runs), "run"),
+            (len(held.sessions), "session"),
+            (len(held.workspaces), "workspace"),
+        )
+    )
+    verb = "Would delete" if dry else "Deleted"
+    yield f"{verb} {what} of {name}, {done.entries} of the audit log's entries{account}."
+    yield from (f"Stays: their {what} in {escape(place)}." for what, place in held.votes)
+    yield from (f"Stays: workspace:{each}, which others may have used too." for each in held.shared)
+    yield from (
+        f"Stays: the files in {escape(each)}, which their calls have changed, and the ids of the last calls beside it."
+        for each in done.folders
+    )
+    yield from (
+        f"Stays: what is kept for undo in {escape(each)}, which can't be opened." for each in done.unreachable
+    )
+    yield from (
+        f"Stays: {escape(each)}, a copy of the journal. Delete it if you don't need it."
+        for each in done.copies
+    )
+    yield BEYOND
+    if not dry and not done.is_compact:
+        yield "The file still has deleted bytes in its log, because another process was reading. Run the command again."

@@ -51,6 +51,7 @@ def serve(options: ServeOptions) -> int:
         token = read_token(options.token_file)  # read before the app's code runs
         secret = take_variable(OIDC_VARIABLE)
         check_extra()
+        from handrail.cli.fleet_commands import parse_retention
         from handrail.serve.app import asgi
 
         tls = tls_of(options.tls_cert, options.tls_key)
@@ -73,6 +74,7 @@ def serve(options: ServeOptions) -> int:
                 prefix=options.prefix,
                 access_log=options.access_log,
                 submit=_submit(options, loaded, journal) if options.submit else None,
+                retention=parse_retention(options.keep_runs or (), loaded.source.app),
             )
             asyncio.run(_serve(options, app, listen_at(options.host, options.port), tls))
     except Exception as error:

@@ -33,6 +33,7 @@ from handrail.run.record.lease import renew_now
 from handrail.run.record.log import load_attachments
 from handrail.runs import cancel
 from handrail.runs import session as load_session
+from handrail.runs.retention import Retention, keep_sweeping
 from handrail.serve import REQUIRED
 from handrail.serve.people import People
 from handrail.session.bus import publish_everywhere
@@ -89,6 +90,7 @@ class Runner:
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
+    - `retention`: rules for when finished runs are deleted from the journal.
     - `report`: called with a line of text about a leg, for example when the leg begins or ends.
     """
 
@@ -101,6 +103,7 @@ class Runner:
         limit: int = 10,
         host: str = "",
         report: Callable[[str], None] = lambda line: None,
+        retention: Sequence[Retention] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.journal = journal
@@ -110,6 +113,7 @@ class Runner:
         self._engine = dispatcher
         self._dispatcher: Dispatcher = dispatcher or JournalDispatcher()
         self._report = report
+        self._retention = retention
         self._clock = clock
         self._narrator: Narrator | None = None
         self._people = None if journal.accounts is None else People(journal.accounts, clock=journal.clock)
@@ -140,6 +144,8 @@ class Runner:
         """
         self._narrator = _narrator(self.journal, self._clock, self._who_may_vote)
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
+        if self._retention:
+            duties.append(keep_sweeping(self.journal, self._retention))
         tasks = [asyncio.ensure_future(each) for each in duties]
         waiting = asyncio.ensure_future(stop.wait())
         try:

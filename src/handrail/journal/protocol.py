@@ -20,6 +20,7 @@ from handrail.journal.records import (
     CommitUnit,
     Decision,
     Entry,
+    Holdings,
     Mark,
     QuestionRecord,
     QueuedMessage,
@@ -265,8 +266,12 @@ class Runs(Protocol):
         """
         ...
 
-    async def forget(self, run_ids: Sequence[str], /) -> None:
-        """Delete these runs with everything recorded for them, and the decisions of sessions that then have no run."""
+    async def forget(self, run_ids: Sequence[str], /, *, finished: bool = False) -> Sequence[str]:
+        """Delete these runs with everything recorded for them, and the decisions of sessions that then have no run.
+
+        With `finished`, a session is left alone unless these are all its runs, each of them is over, has no owner and nothing
+        left to apply, and none has begun a background run that is not over. Returns the ids of the deleted runs.
+        """
         ...
 
 
@@ -551,6 +556,36 @@ class Blobs(Protocol):
         ...
 
 
+class Upkeep(Protocol):
+    """What keeps a journal small, and erases a person from it."""
+
+    async def holdings(self, principal: str, /) -> Holdings:
+        """Return what the journal holds of a person. Altered runs are included."""
+        ...
+
+    async def erase(self, principal: str, /) -> Holdings:
+        """Delete a person's runs, sessions, decisions and those workspaces that only they used, atomically.
+
+        Returns what was held. That something was erased stays recorded, under a keyed digest of the person's name. The chains in
+        which their runs and sessions were listed are verified, and then written again without them. Raises `ErasureRefused`, and
+        changes nothing, if one of their runs is not over, a process has it, or a call's file changes are not applied. Raises
+        `JournalAltered` if one of these chains was altered.
+        """
+        ...
+
+    async def compact(self) -> bool:
+        """Rewrite the journal's file, so that it has no bytes of deleted records, and empty its log.
+
+        Returns False if another process that reads kept the log from being emptied. Does nothing for a database. Raises
+        `JournalError` if the disk is full or another process writes all the time.
+        """
+        ...
+
+    async def is_due(self, duty: str, every: float, /) -> bool:
+        """Return whether this process is to do a periodic duty now. One process gets True in `every` seconds."""
+        ...
+
+
 class Workspaces(Protocol):
     """Named trees of files, each at the version that the last commit or undo left.
 
@@ -684,6 +719,8 @@ class Journal(Protocol):
     @property
     def workspaces(self) -> Workspaces: ...
     @property
+    def upkeep(self) -> Upkeep: ...
+    @property
     def broadcasts(self) -> Broadcasts | None:
         """The live output of runs, or None if other processes can't watch them. Only a journal in PostgreSQL has it."""
         ...
@@ -797,6 +834,10 @@ class Note(msgspec.Struct, frozen=True):
     details: str
     """JSON."""
 
+    def is_about(self, name: str) -> bool:
+        """Return whether the entry is by this person, or names them."""
+        return name == self.who or name in msgspec.json.decode(self.details, type=dict[str, Any]).values()
+
 
 class Accounts(Protocol):
     """The accounts of users, their sign-ins, and the audit log. Thread-safe.
@@ -843,6 +884,17 @@ class Accounts(Protocol):
 
     def notes(self, *, who: str | None, after: int, limit: int | None) -> Sequence[tuple[int, Note]]:
         """Return the entries numbered above `after`, oldest first, each with its number. With `who`, return only this person's."""
+        ...
+
+    def erase(self, name: str, note: Note, /) -> int:
+        """Delete the account of this name, its sessions, and the entries of the audit log by this person or naming them, atomically.
+
+        If there was anything, `note` is added to the audit log. Returns the number of deleted entries.
+        """
+        ...
+
+    def compact(self) -> bool:
+        """Rewrite the file of the accounts, if they have one of their own, as `Upkeep.compact` does for a journal."""
         ...
 
     def refresh(self) -> None:

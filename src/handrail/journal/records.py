@@ -460,3 +460,26 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     body: bytes
     """The encoded `ApprovalRemembered` or `ApprovalRevoked`."""
+
+
+class Holdings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal holds of a person."""
+
+    principal: str
+    digest: str = ""
+    """The keyed digest of their name, under which it stays recorded that they were erased."""
+    runs: Sequence[str] = ()
+    """The ids of their runs, and of what was recorded for them without a run."""
+    sessions: Sequence[str] = ()
+    unfinished: Sequence[tuple[str, RunStatus]] = ()
+    """Those of their runs that are not over or that a process has, with their status."""
+    unapplied: Sequence[tuple[str, str]] = ()
+    """The run and the id of each of their calls whose file changes are recorded but not applied."""
+    workspaces: Sequence[str] = ()
+    """The workspaces that nobody else has written to or has a run in."""
+    shared: Sequence[str] = ()
+    """The other workspaces that they have written to or have runs in."""
+    votes: Sequence[tuple[str, str]] = ()
+    """The votes, answers and decisions that they gave in runs of others: what it is, and the run or session that it is in."""
+    erased_at: float | None = None
+    """When data of this person was last erased from this journal, in seconds since 1970; None if it never was."""

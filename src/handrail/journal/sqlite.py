@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError, HandrailError, JournalError
 from handrail.ids import NewId, random_id
 from handrail.journal.digest import key_beside, new_key
 from handrail.journal.location import check_private_files, check_surroundings, create_private_file
 from handrail.journal.sql.chains import Chains
-from handrail.journal.sql.connection import Connection, is_damage
+from handrail.journal.sql.connection import Connection, compact, is_damage
 from handrail.journal.sql.database import UNREADABLE, Database, Job, Moments, unreadable
 from handrail.journal.sql.journal import SqlJournal
 from handrail.journal.sql.leases import Leases
@@ -106,6 +108,23 @@ class SqliteDatabase(Database):
             self._observer.close()
             self._observer = None
         super().close()
+
+    async def compact(self) -> bool:
+        return self.path == MEMORY or await run_in_thread(self._compact)
+
+    def _compact(self) -> bool:
+        try:
+            with contextlib.closing(
+                sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            ) as own:
+                distrust_schema(own)
+                return compact(own)
+        except sqlite3.Error as error:
+            raise JournalError(
+                self.path,
+                f"it can't be compacted: {error}. What was deleted is gone from the journal, but the file may still have its bytes",
+                "Check that the disk has room for a second copy of it and that no other process writes all the time. Then try again.",
+            ) from error
 
     def is_intact(self, connection: Connection, *tables: str) -> bool:
         """Return whether these tables agree with their indexes. Each table is checked only once, in time proportional to its rows."""

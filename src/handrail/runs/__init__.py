@@ -1,4 +1,4 @@
-"""Operations on recorded runs: list, show, cancel, fork, send messages, undo, discard, replay, export, import and forget.
+"""Operations on recorded runs: list, show, cancel, fork, send messages, undo, discard, replay, export, import, forget and erase.
 
 There are also operations that copy files into workspaces and out of them. All operations work on a journal, and none needs the
 process that executed the run. Each is imported on first use, so that listing runs does not load the gate.
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from handrail.runs.catalog import RunLine, approvals, cancel, children, forget, list_runs
     from handrail.runs.check import Divergence, replay
     from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
+    from handrail.runs.erasure import Erasure, PersonExport, erase, export_person
+    from handrail.runs.retention import Retention, sweep
     from handrail.runs.reversal import Undoing, discard, unapplied, undo, undo_problems
     from handrail.runs.sending import Receipt, edit, go_on, messages, pause, send, stop, withdraw, wrap_up
     from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
@@ -25,8 +27,11 @@ __all__ = [
     "Case",
     "CaseResult",
     "Divergence",
+    "Erasure",
     "FilesPut",
+    "PersonExport",
     "Receipt",
+    "Retention",
     "RunLine",
     "RunTree",
     "Turn",
@@ -37,7 +42,9 @@ __all__ = [
     "children",
     "discard",
     "edit",
+    "erase",
     "export",
+    "export_person",
     "forget",
     "fork",
     "get_files",
@@ -56,6 +63,7 @@ __all__ = [
     "session",
     "show",
     "stop",
+    "sweep",
     "unapplied",
     "undo",
     "undo_problems",
@@ -71,6 +79,8 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
             "catalog": "RunLine approvals cancel children forget list_runs",
             "check": "Divergence replay",
             "copies": "FilesPut export fork get_files import_ list_workspaces put_files",
+            "erasure": "Erasure PersonExport erase export_person",
+            "retention": "Retention sweep",
             "tree": "CallNode RunTree Turn said session show",
             "sending": "Receipt edit go_on messages pause send stop withdraw wrap_up",
             "reversal": "Undoing discard unapplied undo undo_problems",

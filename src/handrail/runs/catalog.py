@@ -120,14 +120,22 @@ async def children(journal: Journal, run_id: str) -> Sequence[RunRow]:
 
 
 async def forget(
-    journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
+    journal: Journal,
+    *,
+    before: datetime | None = None,
+    keep: int | None = None,
+    standing: Collection[Standing] = (),
+    app: str | None = None,
+    dry: bool = False,
 ) -> Sequence[str]:
     """Delete finished runs from the journal, except those that ended at or after `before`, and the newest `keep`.
 
+    With `standing` or `app`, only runs with one of these standings, or of this app, are deleted.
+
     A run is deleted only together with its whole session, because each run builds on the earlier ones. So a session is
-    kept if one of its runs is unfinished, is among the runs to keep, or has changes that are not applied. Data that a
-    folder keeps for undo stays in the folder. Returns the ids of the deleted runs or, with `dry`, of those that would be
-    deleted. Raises `DefinitionError` if neither `before` nor `keep` is passed, or if `before` has no time zone.
+    kept if one of its runs is unfinished, is among the runs to keep, has changes that are not applied, or has begun a background run
+    that is unfinished. Data that a folder keeps for undo stays in the folder. Returns the ids of the deleted runs or, with `dry`, of
+    those that would be deleted. Raises `DefinitionError` if neither `before` nor `keep` is passed, or if `before` has no time zone.
     """
     if before is None and keep is None:
         raise DefinitionError("forget needs to know which runs to delete. Pass `before`, `keep` or both.")
@@ -137,16 +145,20 @@ async def forget(
     sessions: dict[tuple[str, str], list[RunRow]] = {}
     staying: set[tuple[str, str]] = set()
     waiting = {unit.session_id for unit in await journal.calls.unapplied()}
-    for number, row in enumerate(await _all_runs(journal)):
+    rows = await _all_runs(journal)
+    parents = {row.record.parent.run_id for row in rows if row.record.parent and row.status not in OVER}
+    for number, row in enumerate(rows):
         session = row.record.session_id, row.record.principal
         sessions.setdefault(session, []).append(row)
         kept = keep is not None and number < keep
         is_late = until is not None and row.changed_at >= until
-        if row.status not in OVER or row.owner or kept or is_late or session[0] in waiting:
+        is_other = (standing and row.status not in standing) or app not in (None, row.record.app)
+        is_used = row.status not in OVER or row.owner or session[0] in waiting or row.record.id in parents
+        if is_used or kept or is_late or is_other:
             staying.add(session)
     going = [row.record.id for session, rows in sessions.items() if session not in staying for row in rows]
     if going and not dry:
-        await journal.runs.forget(going)
+        going = await journal.runs.forget(going, finished=True)  # what has changed since is noticed there
     return tuple(going)
 
 

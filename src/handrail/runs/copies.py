@@ -537,7 +537,7 @@ async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) ->
         raise WorkspaceNotFoundError(name)
     target = Path(folder).absolute()
     try:
-        _make_empty(target)
+        make_empty(target)
         with tempfile.TemporaryDirectory(prefix=".", suffix=RESERVED, dir=target) as scratch:
             cache = await run_in_thread(lambda: WorkspaceCache.claim(Path(scratch), lambda path: False))
             try:
@@ -553,7 +553,7 @@ async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) ->
         ) from error
 
 
-def _make_empty(target: Path) -> None:
+def make_empty(target: Path) -> None:
     """Create a folder, unless an empty one exists. Raises `FileError` if the path is taken, or is below a file."""
     try:
         if target.is_dir() and any(target.iterdir()):

@@ -25,6 +25,7 @@ from handrail.journal.protocol import Journal
 from handrail.journal.readiness import Readiness
 from handrail.question import Answer
 from handrail.runs.catalog import approval_json
+from handrail.runs.retention import Retention, keep_sweeping
 from handrail.schema.size import MOST_VALUES
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
@@ -79,7 +80,8 @@ class ServedApp:
     with renderers for the page. `hosts` are additional host names that the app answers to, and `origins` are additional
     origins whose pages may use it. `prefix` is the path below which browsers reach the app, such as `/agents`, if a proxy adds it; an
     app that is mounted in another one knows it. `access_log` is a file that gets a line of JSON for every HTTP request. With `submit`,
-    workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL.
+    workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL. The rules in `retention` say when
+    finished runs are deleted from the journal.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs a link when an ASGI server starts it, and a new one whenever
@@ -106,6 +108,7 @@ class ServedApp:
         limits: Limits | None = None,
         access_log: Path | None = None,
         submit: Submit | None = None,
+        retention: Sequence[Retention] = (),
         park_after: float = 300.0,
         grace: float = 5.0,
     ) -> None:
@@ -132,6 +135,8 @@ class ServedApp:
         self.inbox = Inbox(self.threads, principals)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
+        self._retention = retention
+        self._sweeping: asyncio.Task[None] | None = None
         self._logs_link = token is None
         self._stop_observing: Callable[[], None] = lambda: None
         self._lifespan = Lifespan(self._start, self._stop, self._offer_link)
@@ -190,8 +195,12 @@ class ServedApp:
         self._stop_observing = self.metrics.observe_runs()
         await self.threads.start()
         await self.inbox.count_all()
+        self._sweeping = asyncio.create_task(keep_sweeping(self.threads.journal, self._retention))
 
     async def _stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self.threads.stop(self._grace)
         await asyncio.sleep(0.05)  # feeds wake their readers in batches, so wait for the last batch
         self.streams.close()

@@ -26,6 +26,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.journal.location import create_folders, create_private_file, find_exposure
 from handrail.journal.protocol import Account, Accounts, Note, SignIn
+from handrail.journal.sql.connection import compact
 from handrail.journal.sql.schema import describe_difference, distrust_schema, expected_schema, read_schema
 
 if TYPE_CHECKING:
@@ -414,8 +415,11 @@ class AccountsFile:
 
     def remove(self, name: str, /) -> bool:
         with self._transaction():
-            self.end(name=name)
-            return self._write("DELETE FROM users WHERE name = ?", name) > 0
+            return self._remove(name)[1] > 0
+
+    def _remove(self, name: str) -> tuple[int, int]:
+        """Delete a user's sessions and the user. Returns how many of each there were."""
+        return self.end(name=name), self._write("DELETE FROM users WHERE name = ?", name)
 
     def all(self) -> Mapping[str, Account]:
         return {row[0]: _account(row) for row in self._read(f"{_ACCOUNT} ORDER BY name")}
@@ -458,6 +462,20 @@ class AccountsFile:
             -1 if limit is None else limit,
         )
         return [(number, Note(*row)) for number, *row in rows]
+
+    def erase(self, name: str, note: Note, /) -> int:
+        with self._transaction() as database:
+            about = [
+                (number,) for number, each in self.notes(who=None, after=0, limit=None) if each.is_about(name)
+            ]
+            database.executemany("DELETE FROM audit WHERE number = ?", about)
+            if any(self._remove(name)) or about:
+                self.note(note)
+        return len(about)
+
+    def compact(self) -> bool:
+        with self._lock:
+            return compact(self._database)
 
     def refresh(self) -> None:
         """Do nothing: everything is read from the file each time."""

@@ -106,6 +106,8 @@ class Thread:
         self._journal = setup.journal
         self._session: Session | None = None
         self._watch: Watch | None = None
+        self._had_runs = False
+        """Whether the journal had runs of the thread when it was last read."""
         self._lock = asyncio.Lock()
 
     @property
@@ -173,9 +175,18 @@ class Thread:
         return [*said, *_with_unread(own, run_id, unread)]
 
     async def rows(self) -> Sequence[RunRow]:
-        """Return the thread's runs, oldest first."""
+        """Return the thread's runs, oldest first. If another process has deleted them, nothing of them stays in memory."""
         found = await self._journal.runs.list(session_id=self.session_id)
-        return [row for row in found if row.record.principal == self.principal]
+        rows = [row for row in found if row.record.principal == self.principal]
+        if self._had_runs and not rows and self.live is None:
+            self._drop()
+        self._had_runs = bool(rows)
+        return rows
+
+    def _drop(self) -> None:
+        self._session = None
+        self.named.clear()
+        self.feed.forget()
 
     async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
         """Return the thread's newest run, or None if it has no runs."""
@@ -434,9 +445,8 @@ class Thread:
             if not rows:
                 raise ThreadUnknown(self.id)
             await self._journal.runs.forget([row.record.id for row in rows])
-            self._session = None
-            self.named.clear()
-            self.feed.forget()
+            self._had_runs = False
+            self._drop()
 
     # Called by the server.
 

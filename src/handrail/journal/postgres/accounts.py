@@ -18,7 +18,7 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalAltered, JournalError
 from handrail.journal.postgres.notices import ACCOUNTS
 from handrail.journal.protocol import Account, Note, SignIn
-from handrail.journal.sql.chains import Chains
+from handrail.journal.sql.chains import Chains, NewRecord
 from handrail.journal.sql.connection import Connection, fetch
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ log = logging.getLogger("handrail.journal")
 CHAIN = "users"
 """The name of the chain of accounts."""
 _ADDED, _REMOVED = "added", "removed"
+ERASED = "erased"
+"""What the audit log says in place of an entry of a person who was erased."""
 _FRESH_SECONDS = 2.0
 """Seconds for which what was read is used again, in case a notice was missed."""
 _PATIENCE = 5.0
@@ -119,19 +121,21 @@ class PostgresAccounts:
         return self._change(end)
 
     def note(self, note: Note, /) -> None:
-        values = msgspec.structs.astuple(note)
-
         def add(connection: Connection) -> None:
-            # Of two processes that choose the same number, one is run again once the other's entry is visible.
-            (number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM audit").fetchone()
-            mac = self._database.chains.row_mac("audit", (number, *values))
-            connection.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *values, mac))
+            self._add_note(connection, note)
 
         def report(done: Future[None]) -> None:
             if done.exception() is not None:
                 log.error("an entry of the audit log was lost: %s", note, exc_info=done.exception())
 
         self._database.begin(add).add_done_callback(report)  # no request waits for it
+
+    def _add_note(self, connection: Connection, note: Note) -> None:
+        # Of two processes that choose the same number, one is run again once the other's entry is visible.
+        values = msgspec.structs.astuple(note)
+        (number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM audit").fetchone()
+        mac = self._database.chains.row_mac("audit", (number, *values))
+        connection.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *values, mac))
 
     def notes(self, *, who: str | None, after: int, limit: int | None) -> Sequence[tuple[int, Note]]:
         def read(connection: Connection) -> Sequence[tuple[int, Note]]:
@@ -145,6 +149,35 @@ class PostgresAccounts:
             return found[:limit]
 
         return self._database.transact_now(read)
+
+    def erase(self, name: str, note: Note, /) -> int:
+        """Delete everything of a person. The numbers of their entries stay, so that a missing number still shows that an entry was removed."""
+
+        def erase(connection: Connection) -> int:
+            chains, erased = self._database.chains, 0
+            accounts = [each for each in chains.read(connection, CHAIN) if each.key != name]
+            is_known = name in self._read_accounts(connection)
+            if is_known:
+                chains.rewrite(connection, CHAIN, [NewRecord.again(CHAIN, each) for each in accounts])
+            is_known |= bool(connection.execute("DELETE FROM sign_ins WHERE name = ?", (name,)).rowcount)
+            for number, entry in list(_entries(connection, chains)):
+                if isinstance(entry, JournalAltered):
+                    raise entry
+                if entry.is_about(name):
+                    erased += 1
+                    values = (entry.at, "", ERASED, "", "{}")
+                    mac = chains.row_mac("audit", (number, *values))
+                    query = "UPDATE audit SET at = ?, who = ?, action = ?, address = ?, details = ?, mac = ? WHERE number = ?"
+                    connection.execute(query, (*values, mac, number))
+            if is_known or erased:
+                self._add_note(connection, note)
+            self._tell(connection)
+            return erased
+
+        return self._change(erase)
+
+    def compact(self) -> bool:
+        return True
 
     def refresh(self) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import psycopg
@@ -32,11 +32,14 @@ from handrail.journal.postgres.pooler import check_pooler
 from handrail.journal.postgres.sender import Addition, Sender
 from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.sql.chains import Chains, NewRecord
-from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.connection import Connection, chunks, fetch, marks
 from handrail.journal.sql.database import Database, Job, Moments, Work, deliver, unreadable
 from handrail.journal.sql.leases import Leases
 from handrail.journal.sql.run_rows import StoredRun
 from handrail.journal.sql.schema import TABLES, check_version
+
+if TYPE_CHECKING:
+    from handrail.journal.sql.upkeep import Person
 
 _TYPES = {
     # Text is ordered by code points, as in SQLite and in Python, whatever the locale of the database.
@@ -286,6 +289,12 @@ _SAMPLES = 3
 _KEY_ADVICE = "Use the key with which it was created: in HANDRAIL_KEY, or in the file that `key_file` or HANDRAIL_KEY_FILE names."
 
 
+def _erase_broadcasts(connection: Connection, chains: Chains, person: Person) -> None:
+    for some in chunks(person.holdings.sessions):
+        for table in ("watchers", "broadcasts"):
+            connection.execute(f"DELETE FROM {table} WHERE session_id IN ({marks(some)})", some)
+
+
 class PostgresDatabase(Database):
     """Runs jobs on a PostgreSQL database, one after another, each in its own transaction or as a single statement.
 
@@ -293,6 +302,15 @@ class PostgresDatabase(Database):
     If the connection is lost, the job is run again on a new connection, unless its transaction was already committed. A job
     that is a single statement is run again in any case.
     """
+
+    erasers = (
+        ("watchers broadcasts", _erase_broadcasts),
+        (
+            "sign_ins audit",
+            None,
+        ),  # `PostgresAccounts.erase` deletes them, and the account's records in the chain of users
+        ("leases", None),
+    )
 
     def __init__(
         self,

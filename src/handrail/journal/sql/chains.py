@@ -3,7 +3,8 @@
 A journal's records form chains: one for each run, one for what is added to a run from outside (answers, votes,
 cancellations, deposits), one for each principal's decisions in a session, one for each session, one for the
 list of sessions, one for each workspace, and one for each step that belongs to no run. Apart from the state of a committed call, which the MAC
-does not cover, a record is never changed. It is deleted only with its whole chain. To take a record back, as when a
+does not cover, a record is never changed. It is deleted only with its whole chain, except that the lists of sessions, of a session's
+runs and of users are written again without a person who is erased. To take a record back, as when a
 commit is voided or a question is withdrawn, another record is added.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal's id, the chain's name, the record, its positions
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -85,6 +86,10 @@ SESSIONS = "sessions"
 """The name of the chain that records which sessions began."""
 
 
+ERASURES = "erasures"
+"""The name of the chain that records which people were erased, by keyed digests of their names."""
+
+
 def workspace_chain(name: str) -> str:
     """Return the name of the chain that records the versions of a workspace."""
     return f"workspace {name}"
@@ -143,6 +148,12 @@ class NewRecord(msgspec.Struct, gc=False):
     at: float = 0.0
     session_id: str = ""
     state: str = ""
+
+    @classmethod
+    def again(cls, chain: str, record: ChainRecord, body: bytes | None = None) -> NewRecord:
+        """Return a record as it was read, or with another body, to be added to a chain that is rewritten."""
+        body = record.body if body is None else body
+        return cls(chain, record.kind, record.key, body, record.at, record.session_id, record.state)
 
 
 Fence = tuple[str, str, str]
@@ -293,6 +304,12 @@ class Chains:
         connection.execute("DELETE FROM chains WHERE chain = ?", (chain,))
         self._heads.pop(chain, None)
 
+    def rewrite(self, connection: Connection, chain: str, records: Iterable[NewRecord]) -> None:
+        """Replace a chain's records. Read the chain in the same transaction first, so that nothing that was altered is signed."""
+        self.remove(connection, chain)
+        for each in records:
+            self.append_record(connection, each)
+
     def head(self, connection: Connection, chain: str) -> bytes:
         """Return the MAC of a chain's last record, or b"" for an empty chain."""
         query = "SELECT mac FROM records WHERE chain = ? ORDER BY link DESC LIMIT 1"
@@ -321,6 +338,10 @@ class Chains:
         hashed = self._keyed.copy()
         hashed.update(_encode((self._journal, table, values)))
         return hashed.digest()[:MAC_BYTES]
+
+    def mark(self, principal: str) -> str:
+        """Return a keyed digest of a person's name, which tells whether something was theirs without naming them."""
+        return self.row_mac("person", (principal,)).hex()
 
     def is_row(self, table: str, values: Sequence[object], mac: object) -> bool:
         """Return whether the values of a row match its MAC."""

@@ -105,3 +105,10 @@ def texts_decoded(connection: Connection) -> Generator[None]:
         yield
     finally:
         connection.text_factory = before
+
+
+def compact(connection: sqlite3.Connection) -> bool:
+    """Rewrite a file so that it has no bytes of deleted rows, and empty its log. Returns False if a reader kept the log from that."""
+    connection.execute("VACUUM")
+    (is_busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not is_busy

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import wraps
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from handrail.schema.problems import to_plain
 
 if TYPE_CHECKING:
     from handrail.journal.sql.chains import Chains, NewRecord
+    from handrail.journal.sql.upkeep import Eraser
 
 T = TypeVar("T")
 
@@ -69,6 +70,8 @@ class Database:
     leases: Leases
     watches = True
     """Whether this process looks for what other processes have changed."""
+    erasers: Sequence[tuple[str, Eraser | None]] = ()
+    """What deletes a person's rows in tables that only this kind of database has, as `handrail.journal.sql.upkeep.ERASERS` says."""
     checks_indexes = False
     """Whether indexes may disagree with their tables, so that they are checked before they are relied on."""
 
@@ -165,6 +168,10 @@ class Database:
 
     async def listen(self) -> None:
         """Begin to receive notices from other processes, if they send any."""
+
+    async def compact(self) -> bool:
+        """Rewrite the file without what was deleted, as `Upkeep.compact` does. A database does that on its own."""
+        return True
 
     def close(self) -> None:
         """Finish pending jobs and close the database. Closing it twice is harmless."""

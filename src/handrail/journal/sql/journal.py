@@ -14,6 +14,7 @@ from handrail.journal.sql.questions import SqlQuestions, SqlVotes
 from handrail.journal.sql.queue import SqlQueue
 from handrail.journal.sql.runs import SqlRuns
 from handrail.journal.sql.tickets import SqlTickets
+from handrail.journal.sql.upkeep import SqlUpkeep
 from handrail.journal.sql.workspaces import SqlBlobs, SqlWorkspaces
 
 D = TypeVar("D", bound=Database)
@@ -55,6 +56,7 @@ class SqlJournal(Generic[D]):
         self.tickets = SqlTickets(database)
         self.blobs = SqlBlobs(database)
         self.workspaces = SqlWorkspaces(database)
+        self.upkeep = SqlUpkeep(database, self.steps.forget)
 
     def close(self) -> None:
         """Finish pending writes and close the database. Closing it twice is harmless."""

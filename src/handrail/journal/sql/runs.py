@@ -48,7 +48,7 @@ from handrail.journal.records import (
     Verification,
 )
 from handrail.journal.sql.chains import Chains, NewRecord, alteration, outside_chain, run_chain
-from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.connection import Connection, chunks, fetch, marks
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, check_owner, count_deaths, earliest
 from handrail.journal.sql.messages import add_end, move_ends
@@ -352,8 +352,6 @@ _SESSIONS = f"""SELECT session, number, changed,
 
 _MOST_SESSIONS = 10_000
 """Maximum number of sessions that a process remembers to have checked."""
-_CHUNK = 500
-"""Maximum number of run ids in one SQL statement."""
 
 
 class SqlRuns(Role):
@@ -640,17 +638,18 @@ class SqlRuns(Role):
         others = row_alterations(connection, database.chains)
         return msgspec.structs.replace(found, altered=[*found.altered, *others, *leases])
 
-    async def forget(self, run_ids: Sequence[str], /) -> None:
+    async def forget(self, run_ids: Sequence[str], /, *, finished: bool = False) -> Sequence[str]:
         now = self._database.now()
 
-        def forget(connection: Connection) -> None:
-            for start in range(0, len(run_ids), _CHUNK):
-                _remove(connection, self._chains, tuple(run_ids[start : start + _CHUNK]), now)
-            remove_unused_blobs(connection)
+        def forget(connection: Connection) -> Sequence[str]:
+            going = _finished(connection, run_ids) if finished else run_ids
+            remove_runs(connection, self._chains, going, now)
+            return going
 
-        await self._database.transact(forget)
-        for run_id in run_ids:
+        gone = await self._database.transact(forget)
+        for run_id in gone:
             self._lost(run_id)
+        return gone
 
 
 def row_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
@@ -733,19 +732,64 @@ def _renew(connection: Connection, database: Database, row: StoredRun, now: floa
         return error
 
 
+def _finished(connection: Connection, run_ids: Sequence[str]) -> Sequence[str]:
+    """Return those of these runs whose sessions may be deleted, as `Runs.forget` says."""
+    going, needed = dict.fromkeys(run_ids), set[str]()
+    for (record,) in fetch(
+        connection, "SELECT record FROM runs WHERE status IN ('queued', 'running', 'parked')"
+    ):
+        parent = msgspec.msgpack.decode(record, type=RunRecord).parent
+        needed.add("" if parent is None else parent.run_id)
+    seen: set[SessionKey] = set()
+    for run_id in run_ids:
+        query = "SELECT session_id, principal FROM runs WHERE id = ?"
+        for session in fetch(connection, query, run_id):
+            if tuple(session) not in seen:
+                seen.add(tuple(session))
+                query = "SELECT id, status, owner FROM runs WHERE session_id = ? AND principal = ?"
+                rows = fetch(connection, query, *session)
+                is_used = any(
+                    id not in going or id in needed or status not in OVER or owner
+                    for id, status, owner in rows
+                )
+                if is_used or unapplied_calls(connection, [id for id, *_ in rows]):
+                    for id, *_ in rows:
+                        going.pop(id, None)
+    return list(going)
+
+
+def unapplied_calls(connection: Connection, run_ids: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the run and the id of each call of these runs whose file changes are recorded but not applied."""
+    found: list[tuple[str, str]] = []
+    for some in chunks(map(run_chain, run_ids)):
+        query = f"SELECT chain, key FROM records WHERE state = 'committed' AND chain IN ({marks(some)})"
+        found += [(chain.removeprefix("run "), key) for chain, key in fetch(connection, query, *some)]
+    return found
+
+
+def remove_runs(connection: Connection, chains: Chains, run_ids: Iterable[str], now: float) -> None:
+    """Delete runs with everything recorded for them, and the decisions of sessions that then have no run."""
+    for some in chunks(run_ids):
+        _remove(connection, chains, some, now)
+
+
 def _remove(connection: Connection, chains: Chains, run_ids: tuple[str, ...], now: float) -> None:
-    marks = ", ".join("?" * len(run_ids))
-    for table in ("questions", "tickets", "blob_runs"):
-        connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
-    connection.execute(f"DELETE FROM blob_runs WHERE run_id IN ({marks})", tuple(map(keeper, run_ids)))
-    query = f"SELECT session_id, id FROM runs WHERE id IN ({marks})"
+    each = marks(run_ids)
+    for table in ("questions", "tickets"):
+        connection.execute(f"DELETE FROM {table} WHERE run_id IN ({each})", run_ids)
+    digests: dict[str, None] = {}
+    for names in (run_ids, tuple(map(keeper, run_ids))):
+        query = f"DELETE FROM blob_runs WHERE run_id IN ({each}) RETURNING digest"
+        digests.update(dict.fromkeys(digest for (digest,) in connection.execute(query, names).fetchall()))
+    query = f"SELECT session_id, id FROM runs WHERE id IN ({each})"
     sessions: dict[str, list[str]] = {}
     for session_id, run_id in connection.execute(query, run_ids):
         sessions.setdefault(session_id, []).append(run_id)
     for run_id in run_ids:
         chains.remove(connection, run_chain(run_id))
         chains.remove(connection, outside_chain(run_id))
-    connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)
+    connection.execute(f"DELETE FROM runs WHERE id IN ({each})", run_ids)
     for session_id, gone in sessions.items():
         forget_in_session(connection, chains, session_id, gone, at=now)
     forget_turns(connection, sessions)
+    remove_unused_blobs(connection, digests)

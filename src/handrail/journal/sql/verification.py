@@ -24,6 +24,7 @@ from handrail.journal.sql.chains import (
     SESSIONS,
     ChainRecord,
     Chains,
+    NewRecord,
     alteration,
     decision_chain,
     decisions_of,
@@ -81,6 +82,28 @@ def forget_in_session(
         chains.remove(connection, decision_chain(session_id, principal))
     chains.remove(connection, own)
     chains.append(connection, SESSIONS, FORGOTTEN, session_id, b"", at=at)
+
+
+def erase_from_lists(
+    connection: Connection, chains: Chains, session_ids: Iterable[str], principal: str
+) -> None:
+    """Write the chains that list sessions, and the runs of these sessions, again: without what was forgotten.
+
+    A principal's decisions in these sessions are deleted. Raises `JournalAltered`, before anything is signed again, if one of the
+    chains was altered.
+    """
+    first: dict[str, bytes] = {}
+    for session_id in session_ids:
+        own = session_chain(session_id)
+        begun = _begun(chains, own, chains.read(connection, own), RUN)
+        if begun:  # runs of others
+            begun.pop((DECISIONS, principal), None)
+            chains.remove(connection, decision_chain(session_id, principal))
+            chains.rewrite(connection, own, [NewRecord.again(own, each) for each in begun.values()])
+            ((first[session_id],),) = fetch(connection, _FIRST, own)
+    listed = _begun(chains, SESSIONS, chains.read(connection, SESSIONS), SESSION).values()
+    again = [NewRecord.again(SESSIONS, each, first.get(each.key)) for each in listed]
+    chains.rewrite(connection, SESSIONS, again)
 
 
 def check_session(connection: Connection, chains: Chains, session_id: str) -> list[str]:

@@ -87,12 +87,50 @@ def put_blob(connection: Connection, chains: Chains, data: bytes, run_id: str, *
     return digest
 
 
-def remove_unused_blobs(connection: Connection) -> None:
-    """Delete the blobs that no run and no workspace refers to."""
-    connection.execute(
-        """DELETE FROM blobs WHERE digest NOT IN (SELECT digest FROM blob_runs)
-            AND digest NOT IN (SELECT digest FROM workspace_files)"""
-    )
+def remove_unused_blobs(connection: Connection, digests: Iterable[str]) -> None:
+    """Delete those of these blobs that no run and no workspace refers to any more."""
+    for some in chunks(digests):
+        connection.execute(
+            f"""DELETE FROM blobs WHERE digest IN ({marks(some)})
+                AND NOT EXISTS (SELECT 1 FROM blob_runs WHERE blob_runs.digest = blobs.digest)
+                AND NOT EXISTS (SELECT 1 FROM workspace_files WHERE workspace_files.digest = blobs.digest)""",
+            some,
+        )
+
+
+def erase_workspaces(
+    connection: Connection, chains: Chains, names: Iterable[str], run_ids: Collection[str]
+) -> None:
+    """Delete workspaces with their files. The others no longer name one of these runs as the last that had them."""
+    for name in names:
+        query = "DELETE FROM workspace_files WHERE workspace = ? RETURNING digest"
+        digests = dict.fromkeys(digest for (digest,) in connection.execute(query, (name,)).fetchall())
+        connection.execute("DELETE FROM workspaces WHERE name = ?", (name,))
+        chains.remove(connection, workspace_chain(name))
+        remove_unused_blobs(connection, digests)
+    for name, run_id in fetch(connection, "SELECT name, run_id FROM workspaces WHERE run_id != ''"):
+        row = _find(connection, chains, name) if run_id in run_ids else None
+        if row is not None:
+            _replace(connection, chains, row, run_id="", owner="")
+
+
+def workspaces_of(
+    connection: Connection, chains: Chains, principal: str, users: Mapping[str, Collection[str]]
+) -> tuple[list[str], list[str]]:
+    """Return the workspaces that only this person has used, and those that others may have used too.
+
+    `users` has, by workspace, the principals of the runs in it. Each version names who made it by a keyed digest, which also tells
+    of runs that were forgotten. A version of an earlier release does not, so its workspace counts as used by others too.
+    """
+    mark = chains.mark(principal)
+    found: tuple[list[str], list[str]] = [], []
+    for (name,) in fetch(connection, "SELECT name FROM workspaces ORDER BY name"):
+        query = "SELECT DISTINCT key FROM records WHERE chain = ?"
+        makers = {key for (key,) in fetch(connection, query, workspace_chain(name))}
+        principals = set(users.get(name, ()))
+        if mark in makers or principal in principals:
+            found[not (makers <= {mark} and principals <= {principal})].append(name)
+    return found
 
 
 _HEAD = """SELECT name, id, version, run_id, owner, seal, mac,
@@ -228,7 +266,7 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
     for digest in wanted - set(_stored(connection, wanted)):
         raise BlobNotFoundError(digest)
     _keep(connection, run_id, wanted)  # the old ones too, so that the call can be undone
-    unexpected = _change(connection, database.chains, row, delta.changes)
+    unexpected = _change(connection, database.chains, row, delta.changes, run_id)
     if unexpected:  # the version is checked above, so the rows themselves were changed
         raise database.chains.altered(f"workspace {row.name}", row.version, f"{unexpected[0]!r} was changed")
 
@@ -245,7 +283,7 @@ def _revert(connection: Connection, database: Database, unit: CommitUnit, delta:
         for path in _below(connection, row.name, folder)
         if path not in gone
     ]
-    unexpected = filled or _change(connection, database.chains, row, opposite)
+    unexpected = filled or _change(connection, database.chains, row, opposite, unit.run_id)
     if unexpected:
         raise UndoRefused(unit.call_id, sorted(unexpected), "these paths have been changed since")
 
@@ -387,9 +425,13 @@ def _replace(connection: Connection, chains: Chains, row: WorkspaceRow, **change
 
 
 def _change(
-    connection: Connection, chains: Chains, row: WorkspaceRow, changes: Sequence[WorkspaceChange]
+    connection: Connection,
+    chains: Chains,
+    row: WorkspaceRow,
+    changes: Sequence[WorkspaceChange],
+    run_id: str,
 ) -> list[str]:
-    """Save changes as a workspace's next version, and return [].
+    """Save the changes of a run as a workspace's next version, and return []. The version notes whose run it is, by a keyed digest.
 
     If some paths are not in the old states that the changes name, change nothing and return these paths.
     """
@@ -415,7 +457,9 @@ def _change(
     _insert(connection, "workspace_files", rows, _REPLACE)
     seal, chain = _shown(total), workspace_chain(row.name)
     _replace(connection, chains, row, version=version, seal=seal)
-    if chains.append(connection, chain, _VERSION, "", _recorded(row.id, seal)) != version:
+    (maker,) = connection.execute("SELECT principal FROM runs WHERE id = ?", (run_id,)).fetchone() or ("",)
+    body = _recorded(row.id, seal)
+    if chains.append(connection, chain, _VERSION, chains.mark(maker), body) != version:
         raise chains.altered(chain, version, "its versions were changed")
     return []
 

@@ -569,6 +569,12 @@ class Area:
         else:
             self.forget(gone)
 
+    def forget_kept(self, key: CallKey) -> None:
+        """Delete what is kept for undoing a call."""
+        while (commit := self.done(key)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._drop_kept(commit.folder)
+
     def done(self, key: CallKey) -> Commit | None:
         """Return a call's newest kept commit, or None if none is kept.
 

@@ -151,6 +151,17 @@ class DirectoryFilesystem(Files):
             refuse_claimed(self._store.claimed or {}, path)
         return commit
 
+    def forget(self, calls: Iterable[CallKey], /) -> None:
+        """Delete what is kept for undoing these calls. Files in the folder stay as they are.
+
+        Raises `FileError` if the folder was moved or replaced, or if the disk reports an error.
+        """
+        store = self._store
+        with store.direct:
+            store.jail.check_in_place()
+            for key in calls:
+                store.area.forget_kept(key)
+
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 

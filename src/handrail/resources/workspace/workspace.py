@@ -363,7 +363,7 @@ class Workspace:
     async def _opened(self, journal: Journal, run_id: str) -> AsyncGenerator[WorkspaceFilesystem]:
         row = await journal.workspaces.acquire(self.name, run_id)
         try:
-            place = (self.cache or _default_cache()) / journal.id / self.name
+            place = (self.cache or default_cache()) / journal.id / self.name
             cache = await run_in_thread(lambda: WorkspaceCache.claim(place, self._is_ignored))
             try:
                 await bring(cache, journal.workspaces, row)
@@ -439,7 +439,8 @@ def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def _default_cache() -> Path:
+def default_cache() -> Path:
+    """Return the folder for this host's copies of workspaces."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
     return home / "handrail" / "workspaces"

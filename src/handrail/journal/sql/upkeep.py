@@ -1,0 +1,218 @@
+"""What keeps a journal's database small, and erases a person from it.
+
+Everything of a person is deleted in one transaction, table by table. `ERASERS` says for each table what is deleted. Of what they have
+done in the runs of others, such as votes, nothing is deleted: those runs' chains would no longer show who decided. It is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from handrail.errors import ErasureRefused, JournalError
+from handrail.journal.records import OVER, Holdings, RunRecord, workspace_name
+from handrail.journal.sql.chains import ERASURES, Chains, decisions_of, outside_chain
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database, Role, transaction
+from handrail.journal.sql.runs import remove_runs, unapplied_calls
+from handrail.journal.sql.verification import ANSWER, VOTE, check_session, erase_from_lists
+from handrail.journal.sql.workspaces import erase_workspaces, workspaces_of
+
+_ERASED = "erased"
+
+
+class Person(NamedTuple):
+    """Somebody whose data is being deleted."""
+
+    name: str
+    holdings: Holdings
+    own_sessions: Sequence[str]
+    """The ids of those of their sessions in which nobody else has runs."""
+    now: float
+
+
+Eraser = Callable[[Connection, Chains, Person], object]
+
+
+def _erase_runs(connection: Connection, chains: Chains, person: Person) -> None:
+    remove_runs(connection, chains, person.holdings.runs, person.now)
+
+
+def _erase_turns(connection: Connection, chains: Chains, person: Person) -> None:
+    connection.execute("DELETE FROM turns WHERE principal = ?", (person.name,))
+
+
+def _erase_workspaces(connection: Connection, chains: Chains, person: Person) -> None:
+    erase_workspaces(connection, chains, person.holdings.workspaces, frozenset(person.holdings.runs))
+
+
+def _erase_lists(connection: Connection, chains: Chains, person: Person) -> None:
+    erase_from_lists(connection, chains, person.holdings.sessions, person.name)
+
+
+ERASERS: Sequence[tuple[str, Eraser | None]] = (
+    ("runs questions tickets blob_runs blobs", _erase_runs),
+    ("turns", _erase_turns),
+    ("workspaces workspace_files", _erase_workspaces),
+    ("records chains", _erase_lists),
+    ("about workers", None),
+)
+"""What deletes a person's rows, in this order, with the tables that it is there for. None: no row is about a person.
+
+A test compares these tables with those of the schema. Those that only PostgreSQL has are in `Database.erasers`.
+"""
+
+
+class SqlUpkeep(Role):
+    """The role `Upkeep` of a journal. `lost` is called with the id of each run that was erased."""
+
+    def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
+        super().__init__(database)
+        self._lost = lost
+
+    @transaction
+    def holdings(self, connection: Connection, principal: str, /) -> Holdings:
+        return self._person(connection, principal).holdings
+
+    async def erase(self, principal: str, /) -> Holdings:
+        held = await self._erase(principal)
+        for run_id in held.runs:
+            self._lost(run_id)
+        return held
+
+    @transaction
+    def _erase(self, connection: Connection, principal: str) -> Holdings:
+        chains, person = self._chains, self._person(connection, principal)
+        held = person.holdings
+        if held.unfinished or held.unapplied:
+            raise ErasureRefused(principal, held.unfinished, held.unapplied)
+        if not (held.runs or held.sessions or held.workspaces):
+            return held
+        for session_id in {*held.sessions} - {*person.own_sessions}:
+            check_session(connection, chains, session_id)
+        for _, erase in (*self._database.erasers, *ERASERS):
+            if erase is not None:
+                erase(connection, chains, person)
+        count = {"runs": len(held.runs), "sessions": len(held.sessions), "workspaces": len(held.workspaces)}
+        body = msgspec.msgpack.encode(count)
+        chains.append(connection, ERASURES, _ERASED, held.digest, body, at=person.now)
+        return held
+
+    async def compact(self) -> bool:
+        return await self._database.compact()
+
+    @transaction
+    def is_due(self, connection: Connection, duty: str, every: float, /) -> bool:
+        now = self._database.now()
+        row = connection.execute("SELECT value FROM about WHERE key = ?", (duty,)).fetchone()
+        if row is not None and 0 <= now - float(row[0]) < every:
+            return False
+        connection.execute(
+            "INSERT INTO about VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (duty, str(now)),
+        )
+        return True
+
+    def _person(self, connection: Connection, name: str) -> Person:
+        """Find everything of a person. Raises `JournalError` if an index would not find all of their runs."""
+        database, chains = self._database, self._chains
+        if not database.is_intact(connection, "runs", "questions"):
+            advice = "`handrail runs verify` lists what is damaged. Restore the file from a backup first."
+            raise JournalError(
+                database.path, "it is damaged, so not everything of a person can be found", advice
+            )
+        query = "SELECT id, session_id, status, owner, leased_until FROM runs WHERE principal = ? ORDER BY began_at, id"
+        rows = fetch(connection, query, name)
+        held = database.leases.held(connection, database.now())
+        own = {session_id: None for _, session_id, *_ in rows}
+        decided = (decisions_of(chain) for (chain,) in fetch(connection, _DECISIONS))
+        own.update((owner[0], None) for owner in decided if owner is not None and owner[1] == name)
+        alone = [each for each in own if not fetch(connection, _OTHERS, each, name)]
+        runs = dict.fromkeys(id for id, *_ in rows)
+        runs.update((id, None) for (id,) in fetch(connection, _ASKED, name))
+        for session_id in alone:
+            for (chain,) in fetch(connection, _UNRECORDED, session_id):
+                runs[chain.partition(" ")[2]] = None
+        only, shared = workspaces_of(connection, chains, name, _users(connection))
+        newest = fetch(
+            connection, "SELECT max(at) FROM records WHERE chain = ? AND key = ?", ERASURES, chains.mark(name)
+        )
+        return Person(
+            name,
+            Holdings(
+                principal=name,
+                digest=chains.mark(name),
+                runs=list(runs),
+                sessions=list(own),
+                unfinished=[
+                    (id, "running" if status in OVER else status)
+                    for id, _, status, owner, until in rows
+                    if status not in OVER or (owner and held(owner, until))
+                ],
+                unapplied=unapplied_calls(connection, runs),
+                workspaces=only,
+                shared=shared,
+                votes=list(_votes(connection, name, runs)),
+                erased_at=newest[0][0],
+            ),
+            alone,
+            database.now(),
+        )
+
+
+_DECISIONS = "SELECT chain FROM chains WHERE chain LIKE 'decisions %'"
+_OTHERS = "SELECT 1 FROM runs WHERE session_id = ? AND principal != ? LIMIT 1"
+_ASKED = "SELECT DISTINCT run_id FROM questions WHERE principal = ? AND run_id NOT IN (SELECT id FROM runs)"
+_UNRECORDED = """SELECT DISTINCT chain FROM records WHERE begins = 1 AND session_id = ?
+    AND NOT EXISTS (SELECT 1 FROM runs WHERE 'run ' || runs.id = chain)"""
+
+
+class _Folder(msgspec.Struct):
+    """The part of how a run began, or of its request, that says where it works."""
+
+    folder: str = ""
+
+
+class _By(msgspec.Struct):
+    """The part of a vote, an answer or a decision that says who gave it."""
+
+    by: str = ""
+
+
+class _Decided(msgspec.Struct):
+    item: _By
+
+
+def _users(connection: Connection) -> Mapping[str, set[str]]:
+    """Return the principals of the runs in each workspace."""
+    found: dict[str, set[str]] = {}
+    if not fetch(connection, "SELECT 1 FROM workspaces LIMIT 1"):
+        return found
+    for (body,) in connection.execute("SELECT record FROM runs"):
+        run = msgspec.msgpack.decode(body, type=RunRecord)
+        for each in (run.begin, run.request):
+            name = workspace_name(msgspec.msgpack.decode(each, type=_Folder).folder) if each else ""
+            if name:
+                found.setdefault(name, set()).add(run.principal)
+    return found
+
+
+def _votes(connection: Connection, name: str, runs: Mapping[str, None]) -> Iterator[tuple[str, str]]:
+    """Yield the votes, answers and decisions of a person in the runs and sessions of others."""
+    own = {outside_chain(run_id) for run_id in runs}
+    for kind in (VOTE, ANSWER):
+        for chain, body in connection.execute("SELECT chain, body FROM records WHERE kind = ?", (kind,)):
+            if chain not in own and msgspec.msgpack.decode(body, type=_By).by == name:
+                yield kind, chain.partition(" ")[2]
+    for chain, body in fetch(
+        connection, "SELECT chain, body FROM records WHERE kind IN ('remembered', 'revoked')"
+    ):
+        owner = decisions_of(chain)
+        if (
+            owner is not None
+            and owner[1] != name
+            and msgspec.json.decode(body, type=_Decided).item.by == name
+        ):
+            yield "decision", owner[0]
