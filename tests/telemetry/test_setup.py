@@ -6,13 +6,19 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from handrail import telemetry
 from handrail.errors import DefinitionError
 from handrail.telemetry.setup import captures_content, check_variables
+from support import PATIENCE
 
 WRONG = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318",
@@ -111,6 +117,29 @@ def test_the_program_goes_on_with_one_warning_if_the_collector_is_down(tmp_path:
     assert ended.stderr.count("telemetry can't be sent") == 1
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in ended.stderr
     assert "opentelemetry" not in ended.stderr
+
+
+def test_a_collector_that_does_not_answer_is_waited_for_once(caplog: pytest.LogCaptureFixture):
+    """The first flush gives up after its time and warns. Later ones, such as that at the end of the process, don't wait."""
+    answers = threading.Event()
+
+    class Hangs(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            answers.wait()
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(Hangs()))
+    provider.get_tracer("app").start_span("waits").end()
+    started = telemetry.Telemetry(provider, NoOpMeterProvider(), [])
+    try:
+        started.flush(0.01)
+        started.flush(PATIENCE)
+    finally:
+        answers.set()
+        provider.shutdown()
+    [warning] = caplog.records
+    assert "the collector does not answer" in warning.message
 
 
 def test_the_program_names_a_malformed_variable(tmp_path: Path):

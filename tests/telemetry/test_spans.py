@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
 from handrail import (
@@ -306,6 +307,22 @@ async def test_a_cancelled_run_leaves_no_span_open():
     assert seen.named("execute_tool hang").attributes[names.CALL_STATUS] == "cancelled"
     assert seen.named("invoke_agent p").attributes[names.RUN_OUTCOME] == "cancelled"
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+async def test_a_span_processor_that_raises_stops_nothing(caplog: pytest.LogCaptureFixture):
+    """If an app's span processor raises at the end of a span, the run goes on, and the context of its task is what it was."""
+
+    class Broken(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            raise RuntimeError("no disk")
+
+    with traced() as seen:
+        seen.provider.add_span_processor(Broken())
+        adapter = playing(*GREETING)
+        assert (await adapter.evaluate(Prompt("host", "Be kind.", tools=[greet]), "Go.")).text == "Greeted."
+        assert not trace.get_current_span().get_span_context().is_valid
+    assert len(seen.spans) == 4
+    assert "no disk" in caplog.text
 
 
 async def test_a_handoff_is_a_call_with_its_acts_inside():

@@ -83,16 +83,22 @@ class FirstFailure(logging.Handler):
         super().__init__(logging.WARNING)
         self.settled = threading.Event()
         """Set when sending has failed or has succeeded."""
+        self.hangs = False
+        """Whether sending has neither failed nor succeeded while somebody waited for it."""
         self._warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.warn(record.getMessage())
+        self.settled.set()
+
+    def warn(self, problem: str) -> None:
+        """Log the warning, unless it was logged before."""
         if not self._warned:
             self._warned = True
             log.warning(
                 "telemetry can't be sent: %s Runs go on without it. Check the collector, and OTEL_EXPORTER_OTLP_ENDPOINT.",
-                record.getMessage(),
+                problem,
             )
-        self.settled.set()
 
     def take_over(self) -> None:
         """Receive what the exporters log from now on, instead of the handlers of the root logger."""
@@ -142,11 +148,14 @@ class Telemetry:
         self.tracer_provider = tracer_provider
         self.meter_provider = meter_provider
         self._stops = stops
-        self._failure = failure
+        self._failure = failure or FirstFailure()
 
     def flush(self, seconds: float = _SECONDS) -> None:
-        """Send what has not been sent. Returns after `seconds` at the latest, and at once if the collector can't be reached."""
-        settled = threading.Event() if self._failure is None else self._failure.settled
+        """Send what has not been sent. Returns after `seconds` at the latest, and at once if the collector can't be reached.
+
+        If an earlier flush has waited for a collector that does not answer, this one does not.
+        """
+        failure, settled = self._failure, self._failure.settled
         settled.clear()
 
         def send() -> None:
@@ -157,7 +166,9 @@ class Telemetry:
             settled.set()
 
         threading.Thread(target=send, name="handrail-telemetry", daemon=True).start()
-        settled.wait(seconds)
+        failure.hangs = not settled.wait(0 if failure.hangs else seconds)
+        if failure.hangs:
+            failure.warn("the collector does not answer.")
 
     def stop(self) -> None:
         """Observe no more, and send what has not been sent. Stopping again does nothing."""

@@ -57,12 +57,12 @@ class OpenSpan:
         self.span, self.before, self.context = span, before, context
 
     def end(self, attributes: Attributes | None = None, at: int | None = None) -> None:
+        if get_current() is self.context:
+            attach(self.before)
         self.span.set_attributes(
             {key: value for key, value in (attributes or {}).items() if value not in (None, ())}
         )
-        self.span.end(at)
-        if get_current() is self.context:
-            attach(self.before)
+        self.span.end(at)  # an app's span processor may raise
 
 
 class OpenRun:
