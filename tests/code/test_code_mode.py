@@ -214,6 +214,13 @@ def test_without_the_extra_an_error_names_it(monkeypatch: pytest.MonkeyPatch):
         CodeMode()
 
 
+def test_the_description_of_the_tool_says_what_scripts_lack_and_may_use():
+    """It is in the tool's own description, so that clients of an MCP server see it too."""
+    [run_script] = CodeMode(calls=7).tools
+    for words in ("`yield`", "`create_task`", "no statistics", "7 calls", "64,000,000 bytes"):
+        assert words in run_script.description
+
+
 @pytest.mark.parametrize("wrong", [{"calls": 0}, {"seconds": "1"}, {"memory": 1.5}, {"output": True}])
 def test_limits_are_positive_numbers(wrong: Any):
     with pytest.raises(DefinitionError, match=next(iter(wrong))):

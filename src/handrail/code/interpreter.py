@@ -31,8 +31,8 @@ _BACKSTOP = 5.0
 _LONGEST_ERROR = 4_000
 _RECURSION = 200
 _LEAVES = frozenset({int, float, bool, type(None)})
-_BYTES_OF_ONE = 16
-"""The bytes of a value, at least, in the interpreter's memory."""
+_BYTES_OF_ONE = 256
+"""The bytes that each part of a value counts for: to go through a part takes as long as to write so much text."""
 
 
 def check_installed() -> None:
@@ -284,7 +284,9 @@ class Interpreter:
     def _plain(self, value: Any) -> Any:
         """Return the script's value if it is plain data, and otherwise as text."""
         if not _fits(value, self._limits.memory):
-            raise ScriptError(f"its last value has more than {self._limits.memory:,} bytes, written out.")
+            raise ScriptError(
+                f"its last value is too large. It may have {self._limits.memory:,} bytes, and each part counts for {_BYTES_OF_ONE}."
+            )
         try:
             to_json(value)
         except Exception:  # the script's own objects, or an infinite number
@@ -319,7 +321,7 @@ def _undefined(name: str) -> str:
 
 
 def _fits(value: Any, most: int) -> bool:
-    """Return whether a value has at most about this many bytes, written out.
+    """Return whether a value has at most about this many bytes, written out, if each of its parts has `_BYTES_OF_ONE`.
 
     A list that contains the same list many times takes little memory in the script, and grows without bound when it is written.
     """

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from pydantic import Field
 
 from handrail.code.interpreter import Limits, ScriptError, ScriptRefused, check_installed
@@ -25,12 +26,14 @@ SCRIPT = "run_script"
 _PRINTED = 2_000
 """How many of the last characters that a failed script has printed the model is shown."""
 
-_TEMPLATE = """\
-`run_script` runs a Python script that calls the other tools. Use it if you need several calls and only pass their results on, filter
-them or count them. In a script, each tool is an async function that takes keyword arguments: `pages = await look_up(query="x")`. A `-`
-in a tool's name becomes `_`, and a name that Python has itself gets `tool_` in front: `tool_list`. Tools that you find by searching
-are functions too, by their own names: search before you write the script. Several calls run at once with
-`await asyncio.gather(first(a=1), second(b=2))`.
+_TEMPLATE = (
+    "Use `run_script` if you need several calls and only pass their results on, filter them or count them."
+)
+_DESCRIPTION = """\
+Run a Python script that calls the other tools. In a script, each tool is an async function that takes keyword arguments:
+`pages = await look_up(query="x")`. A `-` in a tool's name becomes `_`, and a name that Python has itself gets `tool_` in front:
+`tool_list`. Tools that you find by searching are functions too, by their own names: search before you write the script. Several calls
+run at once with `await asyncio.gather(first(a=1), second(b=2))`.
 
 - A call returns the tool's value as plain data: text, numbers, lists and dicts. A call that fails raises an exception, a denied one
   `PermissionError`.
@@ -38,8 +41,8 @@ are functions too, by their own names: search before you write the script. Sever
 - A script is one step. If it fails, everything it did is undone, as far as that is possible.
 - It is checked first. So a call of an unknown tool, a wrong type, or a call without `await` is refused before anything happens. Don't
   give a variable the name of a tool.
-- It is a subset of Python, without `yield`, `del`, `async with`, inheritance, `@property`, keyword arguments of
-  `gather`, `create_task` and `wait_for`. It can import asyncio, base64, bisect, collections, copy, csv, dataclasses, datetime, decimal,
+- It is a subset of Python, without `yield`, `del`, `async with`, inheritance, `@property`, `create_task`, `wait_for` and keyword
+  arguments of `gather`. It can import asyncio, base64, bisect, collections, copy, csv, dataclasses, datetime, decimal,
   functools, hashlib, itertools, json, math, random, re, time and typing, and nothing else: no statistics, no uuid. It has no files and
   no network, and its clock stands still.
 - It may make {calls} calls, compute for {seconds:g} seconds, use {memory:,} bytes, and print {output:,}."""
@@ -79,7 +82,7 @@ def script_tool(limits: Limits) -> Tool[Any, Any]:
 
     tool = ScriptTool(
         SCRIPT,
-        "Run a Python script that calls the other tools as async functions.",
+        _DESCRIPTION.format(**msgspec.structs.asdict(limits)),
         run_script,
         capabilities=frozenset({"code"}),
         effect="pure",
@@ -126,11 +129,10 @@ class CodeMode(MarkdownSection[Any]):
             kinds = (int, float) if name == "seconds" else (int,)
             if type(value) not in kinds or not 0 < value < float("inf"):
                 raise DefinitionError(f"CodeMode: {name} is {value!r}. Pass a positive number.")
-        template = _TEMPLATE.format(memory=memory, seconds=seconds, calls=calls, output=output)
         super().__init__(
             title=title,
             key=key,
-            template=template.replace("$", "$$"),
+            template=_TEMPLATE,
             tools=(script_tool(limits),),
             policies=tuple(policies),
         )
