@@ -440,8 +440,8 @@ MUTANTS = [
     ),
     Mutant(
         "the gate sees call_tool instead of the tool that was found",
-        "run/evaluation.py",
-        "tuple([unwrapped(call, self.run.tools) for call in calls])",
+        "run/loop.py",
+        "tuple([unwrapped(call, run.tools) for call in calls])",
         "calls",
         "tests/run/test_search.py",
     ),

@@ -187,8 +187,12 @@ def test_policies_decide_on_the_real_tool() -> None:
     assert sent == []
 
 
-async def test_an_approval_shows_the_real_tool_in_another_process() -> None:
-    """A found tool that must be approved parks the run. The question shows the tool and its arguments, and it runs once."""
+@pytest.mark.parametrize("search_later", [True, False])
+async def test_an_approval_shows_the_real_tool_in_another_process(search_later: bool) -> None:
+    """A found tool that must be approved parks the run. The question shows the tool and its arguments, and it runs once.
+
+    The tool may have become a listed one when the answer comes.
+    """
     sent.clear()
     journal = MemoryJournal()
     prompt = Prompt(
@@ -204,8 +208,15 @@ async def test_an_approval_shows_the_real_tool_in_another_process() -> None:
     assert question.payload["arguments"] == {"to": "Ann", "text": "Hi."}
     journal.questions.answer(answer_to(question, {"approved": True}))
     model = ScriptedModel(script[2:])
+    later = Prompt(
+        "p",
+        "Work.",
+        tools=[send_mail],
+        search=search_later,
+        policies=[CapabilityPolicy({"mail.send": "ask"})],
+    )
     response = await Adapter(model, journal=journal).resume(
-        parked.value.run_id, prompt, environment=LaterEnvironment()
+        parked.value.run_id, later, environment=LaterEnvironment()
     )
     assert (response.text, sent) == ("Done.", ["Ann"])
 

@@ -26,7 +26,7 @@ from handrail.errors import (
 )
 from handrail.events import PromptExecuted, PromptParked, PromptRendered, SkillUsed, ToolWithheld
 from handrail.guard.policy import check_verdicts, within_scope
-from handrail.messages import CallAsked, Message, Model, ModelRequest, Offered, Sent, Usage
+from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
 from handrail.models.prices import tariff_of, window_of
 from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.prompt.compact import AT_THE_WINDOW
@@ -41,7 +41,7 @@ from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policies, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
 from handrail.run.run import Run
-from handrail.run.search import SEARCHER, ToolSearch, unwrapped
+from handrail.run.search import SEARCHER, ToolSearch
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
 from handrail.run.window import Window
@@ -387,10 +387,6 @@ class Evaluation:
         if offered != self.provider_tools:
             self.provider_tools = offered
             self._request = None
-
-    def meant(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
-        """Return the calls that calls stand for: for one of `call_tool`, that of the tool that it names."""
-        return calls if self.search is None else tuple([unwrapped(call, self.run.tools) for call in calls])
 
     def open(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Open sections, so that their tools can be called. Returns the names of these tools."""
