@@ -218,14 +218,15 @@ def _set_up(environment: Mapping[str, str]) -> _Providers:
     failure = FirstFailure()
     failure.take_over()
     made = {signal: exporters(signal, environment) for signal in ("traces", "metrics")}
-    tracers = SdkTracerProvider()
+    tracers = SdkTracerProvider(shutdown_on_exit=False)
     for each in made["traces"]:
         tracers.add_span_processor(BatchSpanProcessor(each))
     meters = SdkMeterProvider(
         [
             each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each)
             for each in made["metrics"]
-        ]
+        ],
+        shutdown_on_exit=False,
     )
     trace.set_tracer_provider(tracers)
     metrics.set_meter_provider(meters)
@@ -236,7 +237,7 @@ def _set_up(environment: Mapping[str, str]) -> _Providers:
         for each in (*made["traces"], *made["metrics"]):
             each.shutdown()
 
-    atexit.register(let_go)  # before the providers' own end, which would wait for the collector
+    atexit.register(let_go)  # in place of the providers' own end, which would wait for a collector that hangs
     return _Providers(tracers, meters, failure)
 
 
