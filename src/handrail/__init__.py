@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from handrail.run import open_gate
     from handrail.run.adapter import Adapter
     from handrail.run.call import ToolCall
-    from handrail.run.limits import Budget
+    from handrail.run.limits import Budget, Spend
     from handrail.run.response import PromptResponse
     from handrail.sections import BackgroundTools, FileTools, ShellTools
     from handrail.session import Session, kept
@@ -88,7 +88,7 @@ _HOMES = {
     "handrail.journal.postgres.journal": "PostgresJournal",
     "handrail.journal.sqlite": "MemoryJournal SqliteJournal",
     "handrail.journal.protocol": "Journal",
-    "handrail.run.limits": "Budget",
+    "handrail.run.limits": "Budget Spend",
     "handrail.messages": "Model ModelSettings",
     "handrail.models.anthropic": "AnthropicModel",
     "handrail.models.names": "by first_that_works",
@@ -173,6 +173,7 @@ __all__ = [
     "Shell",
     "ShellTools",
     "Skills",
+    "Spend",
     "SqliteJournal",
     "TerminalEnvironment",
     "Tool",

@@ -35,6 +35,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     ├── LimitError                               a limit of the run was reached
     │   ├── DeadlineExceededError (TimeoutError)   .deadline
     │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
+    │   ├── SpendCapReached                        a cap on a day's spending was not raised
     │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
     ├── StateError                               a session, a journal or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
@@ -365,6 +366,13 @@ class BudgetExceededError(LimitError):
         self.wanted = wanted
         self.left = left
         self.of_root = of_root
+
+
+class SpendCapReached(LimitError):
+    """A cap on what is spent in a day leaves too little for a request, and nobody raised it. Nothing was spent."""
+
+    def __init__(self, problem: str, why: str) -> None:
+        super().__init__(f"{problem}. {why}. Have it raised, or try again on the next day.")
 
 
 class DepthExceededError(LimitError, RecursionError):

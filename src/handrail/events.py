@@ -405,6 +405,16 @@ class PartialOutput(Fact, frozen=True):
     run_context: RunContext
 
 
+class SpendWarned(Fact, frozen=True):
+    """Much of a cap on a day's spending is spent. This is published once for each window, by the run that noticed it."""
+
+    text: str
+    """What was spent, by whom, and what the cap is."""
+    window: str
+    """The id of the window in the journal."""
+    run_context: RunContext
+
+
 class Advised(Fact, frozen=True):
     """A feedback provider gave the model advice, a completion checker told it what is missing, or one of them raised."""
 

@@ -17,14 +17,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from handrail import Adapter, Attachment, LaterEnvironment, Prompt, ToolContext, Workspace, runs, tool
+from handrail import (
+    Adapter,
+    Attachment,
+    Budget,
+    LaterEnvironment,
+    Prompt,
+    Spend,
+    ToolContext,
+    Workspace,
+    runs,
+    tool,
+)
 from handrail.errors import DefinitionError, ErasureRefused, JournalAltered, JournalError, RunParked
 from handrail.journal import sqlite as sqlite_module
 from handrail.journal.any_journal import AnyJournal, open_by_name
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.postgres.database import PostgresDatabase
 from handrail.journal.postgres.database import statements as postgres_statements
-from handrail.journal.records import RunRecord
+from handrail.journal.records import RunRecord, SpendRaise
 from handrail.journal.sql.connection import compact
 from handrail.journal.sql.schema import TABLES, expected_schema
 from handrail.journal.sql.upkeep import ERASERS
@@ -94,6 +105,7 @@ async def pay(text: str, context: ToolContext) -> str:
     return text
 
 
+CAPS = [Spend(Budget(tokens=10**9)), Spend(Budget(tokens=10**9), by="app")]
 PROMPT: Prompt[None] = Prompt("work", "Do what is asked.", tools=[keep, over, pay])
 
 
@@ -122,6 +134,7 @@ class World:
             journal=self.journal,
             filesystem=files,
             environment=LaterEnvironment(),
+            spend=CAPS,
         )
         return await adapter.evaluate(
             PROMPT,
@@ -192,6 +205,10 @@ class World:
             at=1.0,
         )
         await self.journal.votes.cast("votes", vote)
+        for window in [each.window for each in await self.journal.spending.list()]:
+            raised = SpendRaise(id="votes", by=BOB if ANN in window.name else ANN, amounts={"tokens": 1})
+            if window.by == "principal":
+                await self.journal.spending.add(window, raised)
 
     async def erase(self, **options: Any) -> runs.Erasure:
         return await runs.erase(self.journal, ANN, accounts=self.accounts, **options)
@@ -261,7 +278,9 @@ async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_pat
         assert len(held.runs) == 7
         assert held.workspaces == [f"{ANN}-shelf"]
         assert held.shared == ["team"]
-        assert held.votes == [("vote", "votes")]
+        (window,) = [each for each in await made.journal.spending.list() if each.window.by == "principal"]
+        assert held.votes == [("vote", "votes"), ("raise of a cap", window.window.id)]
+        assert window.window.name == BOB
         assert done.has_account
         assert done.entries == 2
         assert done.folders == [str(tmp_path / "state" / "folder")]
@@ -284,7 +303,7 @@ async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_pat
             assert made.holding(said(word, BOB)) or word in ("password", "reply", "key"), word
         for at in made.holding(ANN) - stays - team:
             data = made.bytes()[at].replace(said("draft").encode(), b"")
-            assert data.count(ANN.encode()) == 1, at  # the vote
+            assert data.count(ANN.encode()) == 3, at  # the vote, and the raise with its record
         assert not made.holding(f"{ANN}-address-zq")
 
         assert not (await made.journal.runs.verify()).altered
@@ -331,6 +350,8 @@ COLUMNS = {
     "tickets": "run_id place text open holder held_until deposit mac",
     "blob_runs": "run_id digest",
     "blobs": "digest data",
+    "spending": "id ends_at body mac",
+    "reservations": "spending id owner body mac",
     "turns": "session_id principal turn run_id mac",
     "workspaces": "name id version run_id owner seal mac",
     "workspace_files": "workspace path version kind mode digest size mac",

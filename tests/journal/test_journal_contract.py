@@ -6,9 +6,11 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from handrail.errors import (
     AnswerRefused,
     BlobNotFoundError,
     DefinitionError,
+    JournalAltered,
     JournalError,
     OutcomeUnknown,
     RunBusy,
@@ -30,12 +33,16 @@ from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.protocol import Journal
 from handrail.journal.records import (
     CANCEL,
+    Amounts,
     CommitUnit,
     Decision,
     Entry,
     RunCopy,
     RunRecord,
     RunRow,
+    SpendCap,
+    SpendRaise,
+    SpendWindow,
     WorkerRow,
 )
 from handrail.journal.sql import queue
@@ -1314,3 +1321,107 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str, w
     connection.close()
     with pytest.raises(JournalError, match=words):
         SqliteJournal(path)
+
+
+# --- spending -----------------------------------------------------------------------------------------
+
+
+CAP = SpendCap(limits={"tokens": 100, "money": Decimal(1)})
+WINDOW = CAP.window("ada", NOW.timestamp())
+CAPS = {WINDOW: CAP.limits}
+
+
+async def test_what_is_reserved_is_not_left_for_another_process(processes: tuple[Journal, Journal]) -> None:
+    one, other = processes
+    await one.runs.begin(run())  # so that others see that it is at work
+    assert await one.spending.reserve("a", {"tokens": 60, "money": Decimal("0.1")}, CAPS) is None
+    short = await other.spending.reserve("b", {"tokens": 41}, CAPS)
+    assert short is not None
+    assert (short.counted["tokens"], short.in_flight["tokens"]) == (60, 60)
+    assert short.missing({"tokens": 41}, CAP.limits) == {"tokens": 1}
+    assert await other.spending.reserve("b", {"tokens": 40}, CAPS) is None
+    await one.spending.settle("a", {"tokens": 10, "money": Decimal("0.30000000001")}, CAPS)
+    await one.spending.settle("a", {"tokens": 10, "money": Decimal("0.30000000001")}, CAPS)
+    state = await other.spending.get(WINDOW)
+    assert state.counted == {"tokens": 50, "money": Decimal("0.30000000001")}
+    assert (await one.runs.verify()).altered == []
+
+
+async def test_amounts_are_reserved_in_every_window_or_in_none(journal: Journal) -> None:
+    shared = SpendCap(limits={"tokens": 30}, by="app", app="desk").window("ada", NOW.timestamp())
+    both: dict[SpendWindow, Amounts] = {**CAPS, shared: {"tokens": 30}}
+    assert await journal.spending.reserve("a", {"tokens": 20}, both) is None
+    short = await journal.spending.reserve("b", {"tokens": 20}, both)
+    assert short is not None
+    assert short.window == shared
+    assert {each.window: each.counted["tokens"] for each in await journal.spending.list()} == {
+        WINDOW: 20,
+        shared: 20,
+    }
+    assert await journal.spending.list(since=WINDOW.ends_at) == ()
+
+
+async def test_a_raise_counts_once_and_the_warning_comes_again_after_it(journal: Journal) -> None:
+    async def spend(id: str, tokens: int) -> int:
+        assert await journal.spending.reserve(id, {"tokens": tokens}, CAPS) is None
+        return len(await journal.spending.settle(id, {"tokens": tokens}, {WINDOW: {"tokens": 80}}))
+
+    assert [await spend("a", 79), await spend("b", 1), await spend("c", 20)] == [0, 1, 0]
+    for _ in range(2):
+        state = await journal.spending.add(WINDOW, SpendRaise(id="q", by="bob", amounts={"tokens": 50}))
+        assert [(each.by, each.at) for each in state.raises] == [("bob", NOW.timestamp())]
+        assert state.limits(CAP.limits)["tokens"] == 150
+    assert [await spend("d", 29), await spend("e", 21)] == [0, 1]
+    assert await journal.spending.reserve("f", {"tokens": 1}, CAPS) is not None
+
+
+@pytest.mark.parametrize(
+    ("day", "zone", "hours"),
+    [
+        (datetime(2026, 3, 28, 23, 30, tzinfo=UTC), "Europe/Berlin", 23),
+        (datetime(2026, 10, 25, 12, tzinfo=UTC), "Europe/Berlin", 25),
+        (datetime(2026, 9, 6, 12, tzinfo=UTC), "America/Santiago", 23),  # its midnight does not exist
+        (datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC), "UTC", 24),
+    ],
+)
+def test_a_day_is_that_of_the_zone_however_long_it_is(day: datetime, zone: str, hours: int) -> None:
+    cap = SpendCap(limits={}, zone=zone)
+    window = cap.window("ada", day.timestamp())
+    assert window.day == day.astimezone(ZoneInfo(zone)).date().isoformat()
+    last = cap.window("ada", window.ends_at - 0.001)
+    following = cap.window("ada", window.ends_at)
+    assert (last.day, following.day > window.day) == (window.day, True)
+    before = (day.astimezone(ZoneInfo(zone)).date() - timedelta(days=1)).isoformat()
+    assert cap.window("ada", window.ends_at - hours * 3600 - 0.001).day == before
+    assert cap.window("ada", window.ends_at - hours * 3600).day == window.day
+
+
+async def test_altered_windows_are_reported_and_count_as_nothing_left(opening: Any, tmp_path: Path) -> None:
+    journal = opening("sqlite")
+    for statement, problem in (
+        (
+            "UPDATE spending SET body = (SELECT body FROM spending WHERE id LIKE '%bea%') WHERE id LIKE '%ada%'",
+            "row",
+        ),
+        ("DELETE FROM spending WHERE id LIKE '%ada%'", "removed"),
+        ("UPDATE reservations SET owner = ''", "a reservation"),
+    ):
+        for name in ("ada", "bea"):
+            window = CAP.window(name, NOW.timestamp())
+            await journal.spending.reserve(f"{name} {problem}", {"tokens": 1}, {window: CAP.limits})
+        with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as file, file:
+            before = {
+                table: file.execute(f"SELECT * FROM {table}").fetchall()
+                for table in ("spending", "reservations")
+            }
+            file.execute(statement)
+        assert any(problem in each.problem for each in (await journal.runs.verify()).altered)
+        with pytest.raises(JournalAltered):
+            await journal.spending.settle(f"ada {problem}", {"tokens": 1}, CAPS)
+        if problem != "a reservation":
+            with pytest.raises(JournalAltered):
+                await journal.spending.reserve("next", {"tokens": 1}, CAPS)
+        with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as file, file:
+            for table, rows in before.items():
+                file.execute(f"DELETE FROM {table}")
+                file.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)

@@ -246,7 +246,7 @@ OWN = (
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
     """Every field of `RunOptions` is inherited by a nested run, limited by the outer run, or the nested run's own."""
-    limits = ("deadline", "budget", "depth_limit", "outer_policies")
+    limits = ("deadline", "budget", "depth_limit", "spend", "outer_policies")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 
 

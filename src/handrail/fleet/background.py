@@ -275,7 +275,14 @@ class _Asked(msgspec.Struct, frozen=True, eq=False):
             traceparent=self.traceparent,
         )
         wake = msgspec.msgpack.encode(self.woken(id)) if self.wake else b""
-        parent = Parent(run_id=run_id, call_id=call_id, share=share, policies=self.policies(), wake=wake)
+        parent = Parent(
+            run_id=run_id,
+            call_id=call_id,
+            share=share,
+            policies=self.policies(),
+            spend=self.attempt.run.options.spend,
+            wake=wake,
+        )
         now = root.clock.now().timestamp()
         record = record_of(asked, id, now, now, source.prompt_name, source.model, source.app)
         return SpawnedRun(msgspec.structs.replace(record, parent=parent), asked.pinned_host)

@@ -376,6 +376,7 @@ class Runner:
             else Deadline.after(request.deadline, clock=self._clock),
             budget=None if limits is None else Budget(**limits),
             outer_policies=() if record.parent is None else policies_of(record.parent),
+            spend=() if record.parent is None else record.parent.spend,
             traceparent=request.traceparent or None,
         )
 

@@ -17,6 +17,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import HandrailError
 from handrail.journal.records import (
+    Amounts,
     CommitUnit,
     Decision,
     Entry,
@@ -30,6 +31,9 @@ from handrail.journal.records import (
     RunStatus,
     SessionRow,
     SessionTurn,
+    SpendRaise,
+    SpendState,
+    SpendWindow,
     TakenTurn,
     Verification,
     WorkerRow,
@@ -530,6 +534,45 @@ class Tickets(Protocol):
         ...
 
 
+class Spending(Protocol):
+    """What is spent in windows, such as a day of a principal, by the runs of all processes.
+
+    An amount is reserved before it is spent, and the actual amount replaces it afterwards. What a process had reserved when it was
+    killed stays counted, because it may have been spent.
+    """
+
+    async def reserve(
+        self, id: str, amounts: Amounts, caps: Mapping[SpendWindow, Amounts], /
+    ) -> SpendState | None:
+        """Reserve amounts in all of these windows, in one transaction, and return None.
+
+        If less than that is left of a cap, nothing is reserved, and the state of its window is returned.
+        """
+        ...
+
+    async def settle(
+        self, id: str, amounts: Amounts, warnings: Mapping[SpendWindow, Amounts], /
+    ) -> Sequence[SpendState]:
+        """Count the actual amounts instead of those that were reserved in these windows. Doing it twice is harmless.
+
+        Returns the windows in which more than these `warnings`, and what the cap was raised by, has now been spent for the
+        first time since the last raise.
+        """
+        ...
+
+    async def add(self, window: SpendWindow, raised: SpendRaise, /) -> SpendState:
+        """Record that the cap of a window is raised, and return the new state. Recording it twice is harmless."""
+        ...
+
+    async def get(self, window: SpendWindow, /) -> SpendState:
+        """Return the state of a window. Raises `JournalAltered` if its row was altered or removed."""
+        ...
+
+    async def list(self, *, since: float = 0.0) -> Sequence[SpendState]:
+        """Return the windows that end after `since`, in seconds since 1970, oldest first."""
+        ...
+
+
 class Blobs(Protocol):
     """Bytes that are stored once, named by their SHA-256 digest, and kept as long as a run or a workspace refers to them."""
 
@@ -714,6 +757,8 @@ class Journal(Protocol):
     def messages(self) -> Messages: ...
     @property
     def tickets(self) -> Tickets: ...
+    @property
+    def spending(self) -> Spending: ...
     @property
     def blobs(self) -> Blobs: ...
     @property

@@ -6,7 +6,8 @@ They are plain data, so that another process or a later version can read them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from datetime import datetime, time, timedelta
+from decimal import Context, Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -114,6 +115,8 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The share of the parent's budget that the background run has."""
     policies: tuple[str, ...] = ()
     """References to the prompts whose policies decide about the background run too."""
+    spend: tuple[SpendCap, ...] = ()
+    """The caps of the parent on what is spent in a day, which apply to the background run too."""
     wake: bytes = b""
     """The encoded `SpawnedRun`, the run that is submitted at the end if the parent is over; b"" if none is."""
 
@@ -483,3 +486,104 @@ class Holdings(msgspec.Struct, frozen=True, kw_only=True):
     """The votes, answers and decisions that they gave in runs of others: what it is, and the run or session that it is in."""
     erased_at: float | None = None
     """When data of this person was last erased from this journal, in seconds since 1970; None if it never was."""
+
+
+# --- spending -----------------------------------------------------------------------------------------
+
+
+_EXACTLY = Context(prec=1000)
+"""A decimal context that is precise enough to keep sums exact, whatever context the caller has set."""
+
+
+def sum_of(*several: Mapping[str, int | Decimal]) -> Amounts:
+    """Return the exact sum of these amounts, by unit."""
+    total: Amounts = {}
+    for amounts in several:
+        for unit, amount in amounts.items():
+            before = total.get(unit, 0)
+            whole = type(before) is int and type(amount) is int
+            total[unit] = before + amount if whole else _EXACTLY.add(before, amount)
+    return total
+
+
+def negative(amounts: Mapping[str, int | Decimal]) -> Amounts:
+    """Return the amounts to add in order to take these away."""
+    return {unit: -amount for unit, amount in amounts.items()}
+
+
+class SpendWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A period in which spending counts towards a cap, and whose spending: one day of a principal or of an app."""
+
+    by: Literal["principal", "app"]
+    name: str
+    day: str
+    """The date, as in 2026-01-31."""
+    zone: str
+    ends_at: float
+    """When the day ends in this zone, in seconds since 1970."""
+
+    @property
+    def id(self) -> str:
+        """The text that identifies the window in a journal."""
+        return msgspec.json.encode([self.by, self.name, self.day, self.zone]).decode()
+
+
+class SpendCap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What may be spent in a window, as a run has it and records it. `Spend` describes the members."""
+
+    limits: Amounts
+    by: Literal["principal", "app"] = "principal"
+    zone: str = "UTC"
+    raised_by: str = "admin"
+    warn_at: float = 0.8
+    app: str = ""
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """Whose spending the cap limits. A newer cap with the same scope replaces an older one."""
+        return (self.by, self.app, self.zone)
+
+    def window(self, principal: str, now: float) -> SpendWindow:
+        """Return the window in which something that this principal spends `now` counts."""
+        from zoneinfo import ZoneInfo  # only caps need it
+
+        zone = ZoneInfo(self.zone)
+        day = datetime.fromtimestamp(now, zone).date()
+        midnight = datetime.combine(day + timedelta(days=1), time(), zone)
+        name = self.app if self.by == "app" else principal
+        return SpendWindow(
+            by=self.by, name=name, day=day.isoformat(), zone=self.zone, ends_at=midnight.timestamp()
+        )
+
+
+class SpendRaise(msgspec.Struct, frozen=True, kw_only=True):
+    """A raise of a cap for one window."""
+
+    id: str
+    """The id of the question that was answered. A raise with the same id counts once."""
+    by: str
+    amounts: Amounts
+    at: float = 0.0
+
+
+class SpendState(msgspec.Struct, frozen=True, kw_only=True):
+    """What has been spent and reserved in a window."""
+
+    window: SpendWindow
+    counted: Amounts = {}
+    """What was spent, and what is reserved: a request whose process was killed counts as much as it could have cost."""
+    in_flight: Amounts = {}
+    """The part of `counted` that live processes have reserved, and that may still turn out to be less."""
+    raises: tuple[SpendRaise, ...] = ()
+    warned: bool = False
+    """Whether somebody was warned that the cap is near, since it was last raised."""
+
+    def limits(self, cap: Mapping[str, int | Decimal]) -> Amounts:
+        """Return a cap with what it was raised by."""
+        raised = sum_of(*(each.amounts for each in self.raises))
+        return {unit: sum_of({unit: limit}, raised).get(unit, limit) for unit, limit in cap.items()}
+
+    def missing(self, wanted: Amounts, cap: Mapping[str, int | Decimal]) -> Amounts:
+        """Return by how much the cap would have to be higher for `wanted` to be spent too; empty if it is high enough."""
+        over = sum_of(self.counted, wanted, negative(self.limits(cap)))
+        return {unit: over[unit] for unit in cap if unit in wanted and over[unit] > 0}

@@ -42,7 +42,7 @@ from handrail.run.conversation import NO_MESSAGE, Conversation, root_conversatio
 from handrail.run.loop import run_in
 from handrail.run.mailbox import look
 from handrail.run.nested import nested_run
-from handrail.run.options import NestedArguments, Recoverable, RunFiles, RunOptions, check_value
+from handrail.run.options import NestedArguments, Recoverable, RunFiles, RunOptions, check_value, named
 from handrail.run.record.begin import (
     RunOutcome,
     attach_sections,
@@ -62,6 +62,7 @@ from handrail.run.record.parking import Parking
 from handrail.run.record.recorded_session import continue_session, load_resumed, load_session
 from handrail.run.response import Output, PromptResponse, made_in, respond
 from handrail.run.run import Run, open_run
+from handrail.run.spend import check_caps
 from handrail.schema import Schema
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
@@ -260,6 +261,8 @@ def _open(
     )
     if prompt.resources:
         options = options.replace(resources=(*options.resources, *prompt.resources))
+    if options.spend:
+        options = options.replace(spend=named(options.spend, prompt.name))
     run, environment = open_run(options, prompt=prompt, log=log), options.environment
     bind_model(run, adapter, settings)
     if environment is not None and environment.parks:
@@ -378,7 +381,9 @@ class CallAdapter:
             )
         verb = f"evaluate {prompt.name}"
         number = attempt.next_verb(verb)
-        given = given.replace(resources=(*given.resources, *prompt.resources))
+        given = given.replace(
+            resources=(*given.resources, *prompt.resources), spend=named(given.spend, prompt.name)
+        )
         check_added(prompt, given.tools)
         evaluate = partial(
             _evaluate_inside, attempt, number, verb, prompt, given, self._adapter, settings, levels=levels
@@ -418,6 +423,8 @@ def bind_model(run: Run, adapter: Adapter, settings: Settings) -> None:
     An environment's own `prompt_model` takes precedence over the run's model.
     """
     run.model.settings = settings
+    if run.options.spend:
+        check_caps(run, settings)
     settings = settings.inherited()
     run.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)
     environment = run.people.environment

@@ -22,6 +22,7 @@ from handrail.errors import (
     LimitError,
     PromptEvaluationError,
     PromptValidationError,
+    SpendCapReached,
     VisibilityExpansionRequired,
 )
 from handrail.events import PromptExecuted, PromptParked, PromptRendered, SkillUsed, ToolWithheld
@@ -134,6 +135,8 @@ class Evaluation:
         self.tariff = settings.tariff
         self.asked: ModelAnswer | None = None
         """The newest answer that was asked for, as far as it has arrived; None if none was."""
+        self.raises: set[str] = set()
+        """The questions by which this leg has asked for a raise of a cap."""
         self.heard = 0
         """How often the model was told what people said since its last answer."""
         self.order: Order | None = None
@@ -468,7 +471,9 @@ class Evaluation:
             return False
         if isinstance(error, DeadlineExceededError):
             return self.run.deadline is outer.run.deadline
-        return isinstance(error, BudgetExceededError) and error.of_root
+        return isinstance(error, SpendCapReached) or (
+            isinstance(error, BudgetExceededError) and error.of_root
+        )
 
     # What feedback providers and completion checkers see of the run.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from math import inf
@@ -16,6 +16,7 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import BudgetExceededError, DefinitionError
+from handrail.journal.records import Amounts, SpendCap
 from handrail.messages import Usage
 from handrail.text.spelling import checked_arguments
 
@@ -59,6 +60,85 @@ class Budget:
         """Return the limits that are set, as exact numbers."""
         found: dict[Unit, Amount | None] = {unit: getattr(self, unit) for unit in UNITS}
         return {unit: _exact(limit) for unit, limit in found.items() if limit is not None}
+
+
+@checked_arguments
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """A cap on what is spent in a day, by all runs of all processes that share a journal: `Spend(per_day=20)` is 20 US dollars.
+
+    Each request to a model reserves what it may cost at most, and is charged what it did cost. At the cap, the run asks somebody who may raise
+    it, and waits. It goes on once they have, or when the day is over. Raises `DefinitionError` if an argument is invalid.
+    """
+
+    per_day: Budget | Amount
+    """US dollars, or a budget for tokens, money and requests."""
+    by: Literal["principal", "app"] = "principal"
+    """Whether each principal has a cap of their own, or all principals of an app share one."""
+    zone: str = "UTC"
+    """The time zone in which the day begins and ends, such as `Europe/Berlin`."""
+    raised_by: str = "admin"
+    """The role of the users who may raise the cap. Nobody raises a cap for their own run, except the only user, `local`."""
+    warn_at: float = 0.8
+    """The part of the cap at which a warning is given."""
+    app: str = ""
+    """The name of the app whose runs share the cap. By default, it is the name of the run's prompt."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.per_day, Budget):
+            object.__setattr__(self, "per_day", Budget(money=self.per_day))
+        limits = self.cap.limits
+        if not limits or "tool_calls" in limits:
+            raise DefinitionError(
+                f"Spend(per_day={self.per_day!r}) caps {'tool calls' if limits else 'nothing'}. Pass US dollars, or a Budget of tokens, "
+                "money or requests. A RateLimitPolicy limits tool calls."
+            )
+        if self.by not in get_args(_By):
+            raise DefinitionError(f"Spend(by={self.by!r}) is invalid. Pass 'principal' or 'app'.")
+        if self.app and self.by != "app":
+            raise DefinitionError(f"Spend(app={self.app!r}) caps each principal. Pass by='app' with it.")
+        if not isinstance(self.raised_by, str) or not self.raised_by:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+            raise DefinitionError(f"Spend(raised_by={self.raised_by!r}) is invalid. Pass the name of a role.")
+        if not _is_amount(self.warn_at) or not 0 < self.warn_at <= 1:
+            raise DefinitionError(
+                f"Spend(warn_at={self.warn_at!r}) is invalid. Pass a number above 0 and at most 1."
+            )
+        try:
+            self.cap.window("", 0)
+        except (KeyError, ValueError, TypeError, OSError):
+            raise DefinitionError(
+                f"Spend(zone={self.zone!r}) is not a time zone that this machine knows. Pass one such as 'Europe/Berlin', and "
+                "install the package tzdata if the system has no time zones."
+            ) from None
+
+    @property
+    def cap(self) -> SpendCap:
+        """The cap as runs have it."""
+        assert isinstance(self.per_day, Budget), "a number was made a budget"
+        limits: Amounts = {str(unit): limit for unit, limit in self.per_day.limits().items()}
+        return SpendCap(
+            limits=limits,
+            by=self.by,
+            zone=self.zone,
+            raised_by=self.raised_by,
+            warn_at=self.warn_at,
+            app=self.app,
+        )
+
+
+_By = Literal["principal", "app"]
+
+
+def caps_of(spend: Spend | SpendCap | Iterable[Spend | SpendCap]) -> tuple[SpendCap, ...]:
+    """Return one cap or several as a tuple. Raises `DefinitionError` for anything else."""
+    several = spend if isinstance(spend, Iterable) else (spend,)
+    found = tuple(each.cap if isinstance(each, Spend) else each for each in several)
+    for each in found:
+        if not isinstance(each, SpendCap):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+            raise DefinitionError(
+                f"spend is {each!r}. Pass a Spend, for example Spend(per_day=20), or a list of them."
+            )
+    return found
 
 
 class Reservation:

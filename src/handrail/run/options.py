@@ -16,10 +16,11 @@ from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.errors import DefinitionError
 from handrail.ids import TRACEPARENT, NewId, check_id, random_id
 from handrail.journal.protocol import Journal
+from handrail.journal.records import SpendCap
 from handrail.messages import ModelSettings
 from handrail.prompt.compact import Compact
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
-from handrail.run.limits import Budget, BudgetTracker, Lease
+from handrail.run.limits import Budget, BudgetTracker, Lease, Spend, caps_of
 from handrail.schema.problems import describe_kind
 from handrail.session import Session
 from handrail.tools.definition import problem_with_limit
@@ -77,6 +78,8 @@ class _RootArguments(SharedArguments, total=False):
     """The journal in which the run is recorded. Without one, it is not recorded and can't be resumed."""
     tools: Sequence[Tool[Any, Any]]
     """Tools that this run has in addition to the prompt's, under the prompt's policies."""
+    spend: Spend | Iterable[Spend | SpendCap] | None
+    """Caps on what is spent in a day, in addition to those of the adapter. They need a journal."""
 
 
 class ResumeArguments(_RootArguments, total=False):
@@ -136,6 +139,8 @@ class HostArguments(GuardArguments, total=False):
     """The journal in which runs are recorded, so that they can be resumed. Without one, they are not recorded."""
     lease: Lease | None
     new_id: NewId
+    spend: Spend | Iterable[Spend | SpendCap] | None
+    """Caps on what is spent in a day, by the runs of all processes that share the journal."""
 
 
 class GateArguments(HostArguments, total=False):
@@ -191,6 +196,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     deadline: Deadline | None = None
     budget: Budget | BudgetTracker | None = None
     depth_limit: int = DEPTH_LIMIT
+    spend: tuple[SpendCap, ...] = ()
+    """What may be spent in a day. All of these caps apply."""
 
     journal: Journal | None = None
     lease: Lease | None = None
@@ -237,6 +244,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             given["resources"] = (*self.resources, *given["resources"])
         if "extras" in given:
             given["extras"] = self.extras.merged(given["extras"])
+        if "spend" in given:
+            given["spend"] = both(self.spend, given["spend"])
         return self.replace(**given)
 
     def replace(self, **changes: Any) -> RunOptions:
@@ -274,6 +283,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
           (`tracker`), and calls may nest at most `levels` below its own calls, which are at `depth`.
         - Its workers and environment, if it has any, replace this run's. So does each resource with the same protocol,
           and each extra with the same key. The nested run has this run's other resources and extras too.
+        - Its caps on spending apply in addition to this run's.
         - Session, approvals, files, journal, lease, clock and `new_id` are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 
@@ -294,6 +304,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             deadline=_earlier(self.deadline, given.deadline),
             budget=tracker.share(budget) if limited else None,
             depth_limit=_shallower(self.depth_limit, depth, levels),
+            spend=both(self.spend, given.spend),
             journal=self.journal,
             lease=self.lease,
             clock=self.clock,
@@ -410,6 +421,8 @@ def _frozen(name: str, value: Any) -> Any:
         return value if isinstance(value, Extras) else Extras(value)
     if name == "attachments":
         return attachments_of(value)
+    if name == "spend":
+        return caps_of(value)
     return tuple(value) if name in ("resources", "history", "opened", "tools", "outer_policies") else value
 
 
@@ -431,3 +444,23 @@ def _smaller(outer: Budget | BudgetTracker | None, own: Budget | None) -> Budget
 
 def _shallower(limit: int, depth: int, levels: int | None) -> int:
     return limit if levels is None else min(limit, depth + levels)
+
+
+def both(one: Iterable[SpendCap], other: Iterable[SpendCap]) -> tuple[SpendCap, ...]:
+    """Return the caps of both, each once."""
+    found = [*one]
+    found += [each for each in other if each not in found]
+    return tuple(found)
+
+
+def named(caps: Iterable[SpendCap], app: str) -> tuple[SpendCap, ...]:
+    """Return the caps with this name where they are an app's and have no name of their own."""
+    return tuple(
+        msgspec.structs.replace(each, app=app) if each.by == "app" and not each.app else each for each in caps
+    )
+
+
+def newest(given: Sequence[SpendCap], recorded: Iterable[SpendCap]) -> tuple[SpendCap, ...]:
+    """Return the caps that were given to a resumed run, and of those that it began with the ones that none of them replaces."""
+    replaced = {each.scope for each in given}
+    return (*given, *(each for each in recorded if each.scope not in replaced))

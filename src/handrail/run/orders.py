@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from handrail.errors import QuestionCancelled
 from handrail.journal.digest import keyed_digest
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.run.mailbox import GO_ON
+from handrail.run.questions import RunAsker
 from handrail.run.record.notices import next_remark, tell_nobody, tell_remarks, tell_undone
-from handrail.run.request import in_time
+from handrail.run.request import while_asking
 
 if TYPE_CHECKING:
     from handrail.run.evaluation import Evaluation
     from handrail.run.place import Place
     from handrail.run.response import Outcome
-    from handrail.run.run import Run
 
 _SCHEMA: dict[str, Any] = {"type": "string", "enum": [GO_ON]}
 _PAUSED = "The run is paused. Continue it?"
@@ -66,7 +64,7 @@ async def end_as_ordered(evaluation: Evaluation, outcome: Outcome) -> Outcome:
 async def _continued(evaluation: Evaluation, place: Place) -> bool:
     """Wait until somebody continues the run, which may be parked meanwhile. Returns False if they declined to."""
     run = evaluation.run
-    people, context, parking, deadline = run.people, run.run_context, run.parking, run.deadline
+    people, context, parking = run.people, run.run_context, run.parking
     id, principal = place.id(context.run_id), run.session.principal
     question = Question(
         id=id,
@@ -85,29 +83,5 @@ async def _continued(evaluation: Evaluation, place: Place) -> bool:
     )
     if parking is not None:
         parking.asks()
-    asking = people.questions.ask(question, None if people.environment is None else _Asker(run))
-    if deadline is None or not deadline.pauses_for_people:
-        return (await in_time(evaluation, asking)).outcome == "answered"
-    deadline.pause()
-    try:
-        return (await asking).outcome == "answered"
-    finally:
-        deadline.resume()
-
-
-class _Asker:
-    """Asks a paused run's environment to continue it. If that can't ask anybody, the answer comes from elsewhere."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    async def ask(self, question: Question, /) -> Answer:
-        environment, parking = self._run.people.environment, self._run.parking
-        assert environment is not None, "it was made for one"
-        with suppress(QuestionCancelled):
-            answer = await environment.ask(question)
-            if answer is not None:
-                return answer
-        if parking is not None:
-            return await parking.wait()
-        return await asyncio.get_running_loop().create_future()
+    asking = people.questions.ask(question, None if people.environment is None else RunAsker(run))
+    return (await while_asking(evaluation, asking)).outcome == "answered"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from handrail.journal.records import QuestionRecord
     from handrail.protocols import Asker, Environment
     from handrail.run.call import Attempt
+    from handrail.run.run import Run
 
 
 _HAS_SECRET = (
@@ -274,6 +275,26 @@ class CallAsker:
         while attempt is not None and not was_given_secret(attempt):
             attempt = attempt.parent
         return attempt is not None
+
+
+class RunAsker:
+    """Asks a run's environment between two steps of its model. If that can't ask anybody, the answer comes from elsewhere."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def ask(self, question: Question, /) -> Answer:
+        environment, parking = self._run.people.environment, self._run.parking
+        assert environment is not None, "it was made for one"
+        with contextlib.suppress(QuestionCancelled):
+            answer = await environment.ask(question)
+            if answer is not None:
+                return answer
+        if parking is not None:
+            return await parking.wait()
+        return await asyncio.get_running_loop().create_future()
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:

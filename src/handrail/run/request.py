@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -63,10 +63,11 @@ from handrail.run.answer import (
 )
 from handrail.run.compaction import SUMMARY, weight_of
 from handrail.run.conversation import StreamMask
-from handrail.run.limits import BudgetTracker, Reservation, charge_again
+from handrail.run.limits import Reservation, charge_again
 from handrail.run.record.log import load_attachments, store_attachments
 from handrail.run.response import ANSWER_TOOL
 from handrail.run.run import Run
+from handrail.run.spend import AtCap, Hold, hold, wait_at_cap
 from handrail.text.raised_errors import in_short
 from handrail.tools.result import clean_text
 
@@ -185,13 +186,13 @@ async def ask_once(
     `closing` is a message for this request only, whose answer nobody is shown as it arrives.
 
     Even if the request fails, it is added to `failed`, the budget is charged for it, and the tokens that the provider had
-    reported by then are added to the run's costs. Raises `ModelError` if the request fails, and `BudgetExceededError`
-    if the budget does not allow it.
+    reported by then are added to the run's costs. Raises `ModelError` if the request fails, `BudgetExceededError`
+    if the budget does not allow it, and `AtCap` if a cap on a day's spending does not.
     """
     run, model = evaluation.run, evaluation.model
-    request, reserved = (
-        (evaluation.request(), None) if run.budget is None else _reserve(evaluation, run.budget)
-    )
+    request, reserved, held = evaluation.request(), None, None
+    if run.budget is not None or run.options.spend:
+        request, reserved, held = await _reserve(evaluation)
     if closing is not None:
         messages = request.messages.copy()
         messages.append(closing)
@@ -244,13 +245,16 @@ async def ask_once(
             shown: Any = message if masking is None else masking.message(message)
             run.publish(AnswerArrived(shown, first_part, run.run_context))
         cost = charge(evaluation, answer, reserved, seconds)
-        reserved = None
-        return answer, seconds, cost
     except BaseException as error:
         usage, cost = _charge_cut(evaluation, answer, reserved)
+        if held is not None:
+            await finish(held.settle(_spent(answer, cost)))
         problem = _problem_of(error)[:_MOST_SAID]
         failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
         raise
+    if held is not None:  # before the answer is recorded, so that a recorded one is never charged again
+        await finish(held.settle(_spent(answer, cost)))
+    return answer, seconds, cost
 
 
 def _requested(evaluation: Evaluation, request: ModelRequest, attempt: int) -> ModelRequested:
@@ -284,7 +288,7 @@ def _charge_cut(
     """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if it was not answered at all."""
     if not (answer.counted or answer.begun):
         if reserved is not None:
-            answer.charged = reserved.settle(requests=1, tokens=0, money=0)
+            answer.charged = reserved.settle(**_spent(answer, None))
         return None, None
     cost = evaluation.tariff(answer.usage) if answer.counted else evaluation.uncounted_cost()
     _add(evaluation, answer, reserved, cost)
@@ -297,9 +301,16 @@ def _add(
     """Add an answer to the run's costs, and settle its reservation. If its usage is unknown, the reserved amount is spent."""
     evaluation.run.costs.models.add(answer.usage, cost)
     if reserved is not None and answer.counted:
-        reserved.settle(requests=1, tokens=answer.usage.tokens, money=cost)
+        reserved.settle(**_spent(answer, cost))
     elif reserved is not None:
-        answer.charged = reserved.settle(**(answer.charged or {"requests": 1}))
+        answer.charged = reserved.settle(**(answer.charged or _spent(answer, cost)))
+
+
+def _spent(answer: ModelAnswer, cost: Decimal | None) -> dict[str, int | Decimal | None]:
+    """Return what a request has spent. A unit that is left out, or None, counts as it was reserved."""
+    if answer.counted:
+        return {"requests": 1, "tokens": answer.usage.tokens, "money": cost}
+    return {"requests": 1} if answer.begun else {"requests": 1, "tokens": 0, "money": 0}
 
 
 def _tell_outside(evaluation: Evaluation, answer: ModelAnswer, streaming: bool) -> None:
@@ -348,14 +359,15 @@ def charge(
     return cost
 
 
-def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
+async def _reserve(evaluation: Evaluation) -> tuple[ModelRequest, Reservation | None, Hold | None]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, request a shorter answer.
 
-    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. Each byte of
-    a text counts as a token, because no tokenizer produces more tokens than that. Messages that the provider counted in an earlier
-    turn are not estimated again.
+    Returns the request, and what is reserved of the budget and in the windows of the caps. Raises `BudgetExceededError` or `AtCap` if
+    too little is left. Each byte of a text counts as a token, because no tokenizer produces more tokens than that. Messages that the
+    provider counted in an earlier turn are not estimated again.
     """
-    left = budget.remaining()
+    budget, caps = evaluation.run.budget, evaluation.run.options.spend
+    left: Mapping[str, float] = {} if budget is None else budget.remaining()
     known, tokens = evaluation.counted
     sent = tokens + sum(map(weight_of, evaluation.conversation.sent.since(known)))
     if not known:
@@ -371,10 +383,21 @@ def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelReques
         and (most_of(evaluation.tariff, sent, room) or 0) > left["money"]
     ):
         room //= 2
-    reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(evaluation.tariff, sent, room))
-    return evaluation.request(
-        max_tokens=room if {"tokens", "money"} & left.keys() else evaluation.settings.max_tokens
-    ), reserved
+    bound: dict[str, int | Decimal | None] = {
+        "requests": 1,
+        "tokens": sent + room,
+        "money": most_of(evaluation.tariff, sent, room),
+    }
+    reserved = None if budget is None else budget.reserve(**bound)
+    try:
+        held = await hold(evaluation, bound) if caps else None
+    except BaseException:
+        if reserved is not None:
+            reserved.release()
+        raise
+    is_bounded = {"tokens", "money"} & {*left, *(unit for cap in caps for unit in cap.limits)}
+    request = evaluation.request(max_tokens=room if is_bounded else evaluation.settings.max_tokens)
+    return request, reserved, held
 
 
 _QUICK_ATTEMPTS = 2
@@ -402,21 +425,41 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
         evaluation.leave_record()
     requests = Requests(evaluation)
     try:
-        window = evaluation.window
-        if evaluation.conversation.is_to_be_compacted or (window is not None and window.is_full(evaluation)):
-            await in_time(evaluation, compact(evaluation))
-        try:
-            return await in_time(evaluation, requests.answer())
-        except PromptEvaluationError as error:
-            is_too_long = isinstance(error.__cause__, ModelRequestTooLong)
-            if not is_too_long or not await compact(evaluation, "refused"):
-                raise
-        return await in_time(evaluation, requests.answer())
+        while True:
+            try:
+                return await _ask(evaluation, requests)
+            except AtCap as short:
+                await while_asking(evaluation, wait_at_cap(evaluation, short))
     except BaseException:
         if run.mailbox is not None and run.mailbox.take_back():
             return await requests.cut()
         run.model.unanswered = requests.unanswered()
         raise
+
+
+async def _ask(evaluation: Evaluation, requests: Requests) -> ModelAnswer:
+    window = evaluation.window
+    if evaluation.conversation.is_to_be_compacted or (window is not None and window.is_full(evaluation)):
+        await in_time(evaluation, compact(evaluation))
+    try:
+        return await in_time(evaluation, requests.answer())
+    except PromptEvaluationError as error:
+        is_too_long = isinstance(error.__cause__, ModelRequestTooLong)
+        if not is_too_long or not await compact(evaluation, "refused"):
+            raise
+    return await in_time(evaluation, requests.answer())
+
+
+async def while_asking(evaluation: Evaluation, asking: Coroutine[Any, Any, T]) -> T:
+    """Wait for a person between two steps of the model. The run's deadline pauses, or ends the run."""
+    deadline = evaluation.run.deadline
+    if deadline is None or not deadline.pauses_for_people:
+        return await in_time(evaluation, asking)
+    deadline.pause()
+    try:
+        return await asking
+    finally:
+        deadline.resume()
 
 
 async def compact(evaluation: Evaluation, why: Why = "full") -> bool:

@@ -13,6 +13,7 @@ from handrail.journal.sql.messages import SqlMessages
 from handrail.journal.sql.questions import SqlQuestions, SqlVotes
 from handrail.journal.sql.queue import SqlQueue
 from handrail.journal.sql.runs import SqlRuns
+from handrail.journal.sql.spending import SqlSpending
 from handrail.journal.sql.tickets import SqlTickets
 from handrail.journal.sql.upkeep import SqlUpkeep
 from handrail.journal.sql.workspaces import SqlBlobs, SqlWorkspaces
@@ -54,6 +55,7 @@ class SqlJournal(Generic[D]):
         self.votes = SqlVotes(database)
         self.messages = SqlMessages(database)
         self.tickets = SqlTickets(database)
+        self.spending = SqlSpending(database)
         self.blobs = SqlBlobs(database)
         self.workspaces = SqlWorkspaces(database)
         self.upkeep = SqlUpkeep(database, self.steps.forget)

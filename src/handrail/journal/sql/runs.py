@@ -64,6 +64,7 @@ from handrail.journal.sql.run_rows import (
     update_run,
 )
 from handrail.journal.sql.schema import check_writer
+from handrail.journal.sql.spending import spend_alterations
 from handrail.journal.sql.verification import (
     BEGUN,
     CANCELLED,
@@ -653,9 +654,10 @@ class SqlRuns(Role):
 
 
 def row_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
-    """Yield what was altered in the rows of workspaces and of sessions' turns."""
+    """Yield what was altered in the rows of workspaces, of sessions' turns and of what was spent."""
     yield from workspace_alterations(connection, chains)
     yield from turn_alterations(connection, chains)
+    yield from spend_alterations(connection, chains)
 
 
 def release(

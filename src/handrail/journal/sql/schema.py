@@ -78,6 +78,12 @@ TABLES: Sequence[str] = (
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, mac BLOB NOT NULL,
         PRIMARY KEY (run_id, place)
     )""",
+    "CREATE TABLE spending (id TEXT PRIMARY KEY, ends_at REAL NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL)",
+    "CREATE INDEX spending_by_end ON spending (ends_at)",
+    """CREATE TABLE reservations (
+        spending TEXT NOT NULL, id TEXT NOT NULL, owner TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL,
+        PRIMARY KEY (spending, id)
+    )""",
     "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
     "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",

@@ -17,6 +17,7 @@ from handrail.journal.sql.chains import ERASURES, Chains, decisions_of, outside_
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, transaction
 from handrail.journal.sql.runs import remove_runs, unapplied_calls
+from handrail.journal.sql.spending import RAISED, erase_windows, windows_of
 from handrail.journal.sql.verification import ANSWER, VOTE, check_session, erase_from_lists
 from handrail.journal.sql.workspaces import erase_workspaces, workspaces_of
 
@@ -52,10 +53,15 @@ def _erase_lists(connection: Connection, chains: Chains, person: Person) -> None
     erase_from_lists(connection, chains, person.holdings.sessions, person.name)
 
 
+def _erase_windows(connection: Connection, chains: Chains, person: Person) -> None:
+    erase_windows(connection, chains, person.name)
+
+
 ERASERS: Sequence[tuple[str, Eraser | None]] = (
     ("runs questions tickets blob_runs blobs", _erase_runs),
     ("turns", _erase_turns),
     ("workspaces workspace_files", _erase_workspaces),
+    ("spending reservations", _erase_windows),
     ("records chains", _erase_lists),
     ("about workers", None),
 )
@@ -88,7 +94,7 @@ class SqlUpkeep(Role):
         held = person.holdings
         if held.unfinished or held.unapplied:
             raise ErasureRefused(principal, held.unfinished, held.unapplied)
-        if not (held.runs or held.sessions or held.workspaces):
+        if not (held.runs or held.sessions or held.workspaces or windows_of(connection, principal)):
             return held
         for session_id in {*held.sessions} - {*person.own_sessions}:
             check_session(connection, chains, session_id)
@@ -206,6 +212,11 @@ def _votes(connection: Connection, name: str, runs: Mapping[str, None]) -> Itera
         for chain, body in connection.execute("SELECT chain, body FROM records WHERE kind = ?", (kind,)):
             if chain not in own and msgspec.msgpack.decode(body, type=_By).by == name:
                 yield kind, chain.partition(" ")[2]
+    windows = windows_of(connection, name)
+    for chain, body in connection.execute("SELECT chain, body FROM records WHERE kind = ?", (RAISED,)):
+        window = chain.partition(" ")[2]
+        if window not in windows and msgspec.msgpack.decode(body, type=_By).by == name:
+            yield "raise of a cap", window
     for chain, body in fetch(
         connection, "SELECT chain, body FROM records WHERE kind IN ('remembered', 'revoked')"
     ):

@@ -38,6 +38,7 @@ from handrail.journal.records import (
     RunRow,
     RunStatus,
     SessionTurn,
+    SpendCap,
     workspace_name,
 )
 from handrail.messages import Compaction, Message, ModelSettings, Usage
@@ -242,6 +243,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     denied: list[bytes] = []  # in a copy: the original session's remembered denials, and its revocations
     attachments: list[Attachment] = []  # the files that the run's worker was given, as references
     attached: list[Attachment] = []  # the attachments of the run's message, as references
+    spend: tuple[SpendCap, ...] = ()  # the caps on what is spent in a day
     sources: dict[str, str] = {}  # the files that name the servers of the run's tools, and a digest of each
 
 
@@ -370,6 +372,7 @@ async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) 
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
         attachments=list(attachments),
         attached=list(options.attachments),
+        spend=options.spend,
         sources=dict(each.source for each in tools if getattr(each, "source", None)),
     )
     record = RunRecord(

@@ -39,7 +39,17 @@ class Parking:
     The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
 
-    __slots__ = ("_environment", "_root", "_runs", "_told", "ending", "is_paused", "parked", "told")
+    __slots__ = (
+        "_environment",
+        "_root",
+        "_runs",
+        "_told",
+        "ending",
+        "is_paused",
+        "parked",
+        "resting",
+        "told",
+    )
 
     def __init__(self, root: Run, environment: Environment) -> None:
         self._root = root
@@ -52,6 +62,8 @@ class Parking:
         self.parked = False
         self.is_paused = False
         """Whether the run waits between two steps of its model."""
+        self.resting: WeakSet[Run] = WeakSet()
+        """The runs that wait for a person before they ask their model."""
         self.told: list[str] = []
         """The keys of the facts that were published about the calls that were unfinished when the run was parked."""
 
@@ -162,7 +174,7 @@ class Parking:
 
     def _asks_a_model(self) -> bool:
         """Return whether one of the runs has no active call, and so waits for its model."""
-        return any(run.task is not None and not run.live for run in self._runs)
+        return any(run.task is not None and not run.live and run not in self.resting for run in self._runs)
 
 
 def next_end(questions: Iterable[Question], deadline: Deadline | None, now: datetime) -> float | None:

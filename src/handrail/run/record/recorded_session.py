@@ -36,7 +36,7 @@ from handrail.prompt.compact import Compact
 from handrail.run.answer import RecordedCompaction
 from handrail.run.conversation import ROOT, Conversation
 from handrail.run.limits import Budget
-from handrail.run.options import RunOptions
+from handrail.run.options import RunOptions, named, newest
 from handrail.run.place import RUN, Place
 from handrail.run.record.begin import (
     RunBegin,
@@ -225,6 +225,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             # If the deadline pauses for people, the time that they took to answer does not count.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
+            spend=newest(named(options.spend, row.record.prompt), begin.spend),
             run_id=row.record.id,
             traceparent=begin.traceparent or None,
             app=row.record.app,

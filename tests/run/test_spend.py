@@ -1,0 +1,378 @@
+"""Caps on what is spent in a day: reserved before, exact across processes, asked about at the cap, and continued."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Agent,
+    Budget,
+    LaterEnvironment,
+    MemoryJournal,
+    ScriptedModel,
+    Session,
+    Spend,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.errors import AnswerRefused, DefinitionError, PromptEvaluationError, RunParked
+from handrail.events import SpendWarned
+from handrail.journal.protocol import Journal
+from handrail.journal.records import SpendState
+from handrail.messages import Price, Traits, Usage
+from handrail.models import ModelUnavailable
+from handrail.models.scripted import Reply
+from handrail.question import Answer, Question, Quorum, Vote
+from handrail.run.adapter import Retry
+from handrail.testing import Person
+from support.parked_runs import answer_to
+
+DOLLAR_A_MILLION = Price(Decimal(1), Decimal(1))
+YES, NO = {"approved": True}, {"approved": False, "reason": "too dear"}
+
+
+def reply(tokens: int, text: str = "done", calls: Any = ()) -> Reply:
+    return Reply(text, calls, usage=Usage(tokens, 0, requests=1))
+
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at.timestamp()
+
+
+NOON = datetime(2026, 3, 28, 12, tzinfo=UTC)
+
+
+class Desk:
+    """An agent whose model spends as its script says, in a journal whose clock stands still."""
+
+    def __init__(self, script: Any, spend: Any, *, journal: Any = None, **options: Any) -> None:
+        self.clock = Clock(NOON)
+        self.journal: Any = journal or MemoryJournal(self.clock)
+        self.model = ScriptedModel(script, traits=Traits(price=options.pop("price", DOLLAR_A_MILLION)))
+        adapter = Adapter(
+            self.model, journal=self.journal, spend=spend, retry=Retry(first_wait=0, longest_wait=0)
+        )
+        self.agent = Agent(adapter, "Help.", **options)
+
+    def run(self, run_id: str = "r", principal: str = "local", **options: Any) -> Any:
+        session = Session(principal=principal)
+        return self.agent.run("go", run_id=run_id, session=session, max_tokens=1000, **options)
+
+    async def parked(self, run_id: str = "r", principal: str = "local", **options: Any) -> Question:
+        with pytest.raises(RunParked) as parked:
+            await self.run(run_id, principal, environment=Voters(), **options)
+        [question] = parked.value.questions
+        return question
+
+    def resume(self, run_id: str = "r") -> Any:
+        return self.agent.resume(run_id, environment=Voters())
+
+    async def spent(self) -> SpendState:
+        [state] = await self.journal.spending.list()
+        return state
+
+
+class Voters(LaterEnvironment):
+    """An environment that parks, with one user who may raise caps."""
+
+    def voters(self, quorum: Quorum, principal: str, /) -> dict[str, float]:
+        return {"bob": 1.0} if quorum.role == "admin" and principal != "bob" else {}
+
+
+def voted(
+    question: Question, value: Any = YES, by: str = "bob", roles: tuple[str, ...] = ("admin",)
+) -> Answer:
+    vote = Vote(
+        question_id=question.id,
+        digest=question.digest,
+        by=by,
+        since=1.0,
+        roles=roles,
+        approved=value["approved"],
+    )
+    return answer_to(question, value, by=by, votes=(vote,))
+
+
+TOKENS = Spend(Budget(tokens=30_000))
+"""A cap that a request with what 25,000 tokens said before fits into, but not twice."""
+
+
+async def test_a_request_reserves_what_it_may_spend_and_is_charged_what_it_spent() -> None:
+    reserved: list[SpendState] = []
+
+    async def look(request: Any) -> Reply:
+        reserved.append(await desk.spent())
+        assert request.max_tokens == 1000, "the provider may not bill more than was reserved"
+        return reply(700)
+
+    desk = Desk(look, Spend(1))
+    await desk.run()
+    [state] = reserved
+    assert state.counted["tokens"] >= 1000
+    assert state.counted["money"] == Decimal(state.counted["tokens"]) / 1_000_000
+    assert state.in_flight == state.counted
+    state = await desk.spent()
+    assert state.counted == {"requests": 1, "tokens": 700, "money": Decimal("0.0007")}
+    assert state.in_flight == {}
+    assert state.window.id == '["principal","local","2026-03-28","UTC"]'
+
+
+async def test_requests_that_fail_or_are_cut_off_count_as_what_they_may_have_cost() -> None:
+    desk = Desk([Reply("half an", error=ModelUnavailable("m", "gone")), reply(10)], TOKENS)
+    await desk.run()
+    state = await desk.spent()
+    assert state.counted["requests"] == 2
+    assert state.counted["tokens"] > 1000, (
+        "it is unknown what the first request cost, so what it reserved counts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spend", "price", "words"),
+    [
+        (Spend(5), None, "the price of the model 'scripted:script' is not known"),
+        (Spend(Budget(money=5, tokens=5)), None, "the price of the model 'scripted:script' is not known"),
+    ],
+)
+async def test_a_cap_on_money_is_refused_at_start_if_the_price_is_unknown(
+    spend: Any, price: Any, words: str
+) -> None:
+    desk = Desk([reply(1)], spend, price=price)
+    with pytest.raises(DefinitionError, match=words):
+        await desk.run()
+    assert not desk.model.requests
+    assert not await desk.journal.runs.list()
+
+
+async def test_a_cap_needs_a_journal() -> None:
+    agent = Agent(Adapter(ScriptedModel(["done"]), spend=TOKENS), "Help.")
+    with pytest.raises(DefinitionError, match="this run has none"):
+        await agent.run("go")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Spend(Budget()), "caps nothing"),
+        (lambda: Spend(Budget(tool_calls=3)), "RateLimitPolicy"),
+        (lambda: Spend(-1), "-1"),
+        (lambda: Spend(5, by="team"), "by='team'"),  # pyright: ignore[reportArgumentType]  # what is refused
+        (lambda: Spend(5, zone="Mars/Base"), "Mars/Base"),
+        (lambda: Spend(5, zone="../etc/passwd"), "etc/passwd"),
+        (lambda: Spend(5, warn_at=0), "warn_at=0"),
+        (lambda: Spend(5, raised_by=""), "raised_by"),
+        (lambda: Spend(5, app="desk"), "by='app'"),
+        (lambda: Adapter(ScriptedModel([]), spend=5), "Spend\\(per_day=20\\)"),  # pyright: ignore[reportArgumentType]  # what is refused
+    ],
+)
+def test_a_wrong_cap_is_an_error_that_names_it(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(DefinitionError, match=words):
+        make()
+
+
+# --- at the cap ---------------------------------------------------------------------------------------
+
+
+async def test_a_run_parks_at_the_cap_and_goes_on_once_somebody_raised_it() -> None:
+    desk = Desk([reply(25_000, calls=[ToolCall("look", {})]), reply(5)], TOKENS, tools=[look])
+    question = await desk.parked(principal="ann")
+    assert (question.kind, question.id, question.quorums) == (
+        "approval",
+        "r#2?spend-1",
+        (Quorum("admin", 1),),
+    )
+    assert "ann has spent 25000 tokens on 2026-03-28, and the cap is 30000 tokens" in question.message
+    assert question.expires_at == datetime(2026, 3, 29, tzinfo=UTC)
+    journal: Journal = desk.journal
+    for refused in (
+        answer_to(question, YES),
+        answer_to(question, YES, by="eve"),
+        voted(question, by="ann"),
+        voted(question, by="eve", roles=("user",)),
+    ):
+        with pytest.raises(AnswerRefused):
+            journal.questions.answer(refused)
+    assert len(desk.model.requests) == 1
+    journal.questions.answer(voted(question))
+    assert (await desk.resume()).text == "done"
+    state = await desk.spent()
+    [raised] = state.raises
+    assert (raised.by, raised.amounts, raised.id) == ("bob", {"tokens": 30_000}, question.id)
+    assert (state.counted["tokens"], state.in_flight) == (25_005, {})
+    assert (await journal.runs.verify()).altered == []
+
+
+@tool(effect="pure")
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+async def test_a_denied_raise_ends_the_run_and_says_who_denied_it() -> None:
+    desk = Desk([reply(25_000, calls=[ToolCall("look", {})]), reply(5)], TOKENS, tools=[look])
+    question = await desk.parked(principal="ann")
+    desk.journal.questions.answer(voted(question, NO))
+    with pytest.raises(PromptEvaluationError, match="denied by bob: too dear") as failed:
+        await desk.resume()
+    assert failed.value.phase == "budget"
+    assert (await desk.journal.runs.get("r")).status == "failed"
+
+
+@pytest.mark.parametrize("environment", [None, Person(approve=True)])
+async def test_without_anybody_who_may_raise_it_the_cap_stands(environment: Any) -> None:
+    desk = Desk([reply(5)], Spend(Budget(tokens=10)))
+    with pytest.raises(PromptEvaluationError, match="cap is 10 tokens"):
+        await desk.run(principal="ann", environment=environment, approvals="approve_all")
+
+
+async def test_the_only_user_raises_their_own_cap_but_the_mode_approve_all_does_not() -> None:
+    desk = Desk([reply(5), reply(6)], Spend(Budget(tokens=10)))
+    person = Person(approve=True)
+    assert (await desk.run(environment=person, approvals="approve_all")).text == "done"
+    [question] = person.questions
+    assert question.payload["arguments"]["cap"] == {"tokens": 10}
+    with pytest.raises(PromptEvaluationError, match="Nobody is there"):
+        await desk.run("s", approvals="approve_all")
+
+
+async def test_a_cap_below_what_is_already_spent_says_so_and_the_raise_reaches_above_it() -> None:
+    desk = Desk([reply(5000)], TOKENS)
+    await desk.run()
+    lower = Desk([reply(5)], Spend(Budget(tokens=100)), journal=desk.journal)
+    question = await lower.parked("s")
+    assert "the cap is 100 tokens, which is below what was already spent" in question.message
+    assert int(question.payload["arguments"]["raise_by"]["tokens"]) > 4900 + 1000
+    desk.journal.questions.answer(answer_to(question, YES))
+    assert (await lower.resume("s")).text == "done"
+
+
+async def test_a_new_day_frees_what_waits_at_the_cap() -> None:
+    desk = Desk([reply(25_000, calls=[ToolCall("look", {})]), reply(5)], TOKENS, tools=[look])
+    question = await desk.parked(principal="ann")
+    desk.clock.at = datetime(2026, 3, 28, 23, 59, 59, tzinfo=UTC)
+    with pytest.raises(RunParked):
+        await desk.resume()
+    desk.clock.at = datetime(2026, 3, 29, tzinfo=UTC)
+    assert (await desk.resume()).text == "done"
+    with pytest.raises(AnswerRefused):
+        desk.journal.questions.answer(voted(question))
+    first, second = await desk.journal.spending.list()
+    assert (first.counted["tokens"], second.counted["tokens"]) == (25000, 5)
+
+
+async def test_a_raise_frees_the_others_that_wait_for_the_same_cap_and_withdraws_their_questions() -> None:
+    script = [reply(29_500), reply(1), reply(2), reply(3)]
+    desk = Desk(script, TOKENS)
+    await desk.run("first", "ann")
+    waiting = [await desk.parked(run_id, "ann") for run_id in ("a", "b")]
+    desk.journal.questions.answer(voted(waiting[0]))
+    await desk.resume("a")
+    assert await desk.journal.questions.open() == ()
+    assert (await desk.resume("b")).text == "done"
+    assert len((await desk.spent()).raises) == 1
+
+
+async def test_a_run_in_memory_goes_on_when_the_cap_is_raised_elsewhere() -> None:
+    desk = Desk([reply(29_500), reply(1), reply(2)], TOKENS)
+    await desk.run("first", "ann")
+
+    class Patient(Voters):
+        def run_waiting(self, parking: Any) -> None: ...
+
+    here = asyncio.ensure_future(_finished(desk.run("here", "ann", environment=Patient())))
+    while not await desk.journal.questions.open("here"):
+        await asyncio.sleep(0)
+    question = await desk.parked("there", "ann")
+    desk.journal.questions.answer(voted(question))
+    await desk.resume("there")
+    assert (await here).text == "done"
+    assert await desk.journal.questions.open() == ()
+
+
+async def _finished(operation: Any) -> Any:
+    return await operation
+
+
+async def test_of_two_caps_the_lower_applies_and_an_apps_cap_is_everybodys() -> None:
+    shared = Spend(Budget(requests=2), by="app")
+    desk = Desk([reply(1)] * 3, [Spend(Budget(tokens=100_000)), shared])
+    await desk.run("a", "ann")
+    await desk.run("b", "bea")
+    question = await desk.parked("c", "cem")
+    assert "the app 'agent' has spent 2 requests" in question.message
+    names = {state.window.name: state.counted["requests"] for state in await desk.journal.spending.list()}
+    assert names == {"ann": 1, "bea": 1, "agent": 2}
+
+
+async def test_a_warning_is_given_once_before_the_cap() -> None:
+    desk = Desk([reply(14_000), reply(14_000), reply(1)], TOKENS)
+    heard: list[SpendWarned] = []
+    for number in range(3):
+        session = Session()
+        session.dispatcher.subscribe(SpendWarned, heard.append)
+        await desk.agent.run("go", run_id=f"r{number}", session=session, max_tokens=100)
+        assert len(heard) == (number > 0)
+    assert "local has spent 28000 tokens on 2026-03-28, and the cap is 30000 tokens" in heard[0].text
+
+
+# --- nested runs --------------------------------------------------------------------------------------
+
+
+async def test_nested_runs_spend_from_the_same_cap_and_park_the_run_at_it() -> None:
+    inner = Agent(
+        ScriptedModel([reply(25_000, calls=[ToolCall("look", {})]), reply(7)]), "Look.", tools=[look]
+    )
+
+    @tool(effect="idempotent")
+    async def ask_inner(context: ToolContext) -> str:
+        """Ask."""
+        return (await inner.run("go", max_tokens=1000)).text
+
+    desk = Desk([reply(3, calls=[ToolCall("ask_inner", {})]), reply(4)], TOKENS, tools=[ask_inner])
+    question = await desk.parked(principal="ann")
+    assert question.id == "r.1~1/1#2?spend-1"
+    desk.journal.questions.answer(voted(question))
+    assert (await desk.resume()).text == "done"
+    assert (await desk.spent()).counted["tokens"] == 3 + 25_000 + 7 + 4
+
+
+async def test_a_denied_raise_in_a_nested_run_ends_the_whole_run() -> None:
+    @tool(effect="idempotent")
+    async def ask_inner(context: ToolContext) -> str:
+        """Ask."""
+        return (await context.adapter.evaluate(desk.agent.prompt, "go")).text
+
+    desk = Desk([reply(29_999, calls=[ToolCall("ask_inner", {})]), reply(4)], TOKENS, tools=[ask_inner])
+    question = await desk.parked(principal="ann")
+    desk.journal.questions.answer(voted(question, NO))
+    with pytest.raises(PromptEvaluationError, match="denied by bob"):
+        await desk.resume()
+    assert len(desk.model.requests) == 1
+
+
+async def test_a_resumed_run_keeps_its_caps_and_a_newer_one_with_the_same_scope_replaces_them() -> None:
+    desk = Desk([reply(25_000, calls=[ToolCall("look", {})]), reply(5)], TOKENS, tools=[look])
+    await desk.parked(principal="ann")
+    bare = Agent(Adapter(desk.model, journal=desk.journal), desk.agent.prompt)
+    with pytest.raises(RunParked):
+        await bare.resume("r", environment=Voters())
+    higher = Agent(
+        Adapter(desk.model, journal=desk.journal, spend=Spend(Budget(tokens=100_000))), desk.agent.prompt
+    )
+    assert (await higher.resume("r", environment=Voters())).text == "done"
+    assert await desk.journal.questions.open() == ()
