@@ -10,7 +10,7 @@ import pytest
 
 from handrail import Prompt, ScriptedModel, ToolCall, tool
 from handrail.errors import EventRefused
-from handrail.events import Emitted, Fact, ModelRequested, ToolInvoked, ToolStarted
+from handrail.events import CallAccepted, Emitted, Fact, ModelRequested, ToolInvoked, ToolStarted
 from handrail.run import open_gate
 from handrail.run.adapter import Adapter
 from handrail.session import Dispatcher, Session
@@ -50,6 +50,29 @@ async def test_only_the_wanted_facts_are_created():
     assert dispatcher.listens_for(ToolInvoked)
     assert not any(dispatcher.listens_for(kind) for kind in (ToolStarted, ModelRequested, Emitted))
     stop()
+
+
+async def test_details_are_created_for_their_listeners_only():
+    """A run asks `matching` before it creates a detail, from its first call on. It has the listeners of the session and those everywhere."""
+    before, heard = Session(), list[CallAccepted]()
+
+    def wants(session: Session) -> bool:
+        return bool(session.dispatcher.matching.get(CallAccepted, True))
+
+    before.dispatcher.subscribe(Fact, lambda fact: None)
+    assert not wants(before)
+    assert not wants(Session())
+    stop = subscribe_everywhere(CallAccepted, heard.append)
+    assert all(wants(each) for each in (before, Session()))
+    await open_gate([greet], session=before).invoke("greet", {"name": "Ada"})
+    stop()
+    assert not any(wants(each) for each in (before, Session()))
+    end = before.dispatcher.subscribe(CallAccepted, heard.append)
+    assert wants(before)
+    await open_gate([greet], session=before).invoke("greet", {"name": "Bo"})
+    assert [fact.arguments for fact in heard] == [{"name": "Ada"}, {"name": "Bo"}]
+    end()
+    assert not wants(before)
 
 
 async def test_a_fact_that_is_forwarded_to_a_bus_is_heard_once():

@@ -114,12 +114,13 @@ class Dispatcher:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
-        """The listeners for each type that was published or queried since the subscribers last changed."""
+        """The listeners for each type that was published or queried since the subscribers last changed, and for details."""
         self._lock = threading.Lock()
         self._warned: set[tuple[int, type]] = set()
         self.monotonic = clock.monotonic
         with _everywhere.lock:
             _everywhere.dispatchers.add(self)
+            self.matching.update(_everywhere.details)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
         """Call `listener` with every event of this type from now on. Returns a function that unsubscribes it.
@@ -131,12 +132,12 @@ class Dispatcher:
         subscription = _Subscription(kind, listener)
         with self._lock:
             self._listeners.append(subscription)
-            self.matching.clear()
+            self._forget()
 
         def unsubscribe() -> None:
             with self._lock:
                 self._listeners = [other for other in self._listeners if other is not subscription]
-                self.matching.clear()
+                self._forget()
             if isinstance(subscription.listener, OwnThread):
                 subscription.listener.stop()
 
@@ -214,7 +215,13 @@ class Dispatcher:
     def forget_matches(self) -> None:
         """Match the listeners again when the next event is published, because the subscriptions everywhere have changed."""
         with self._lock:
-            self.matching.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Match again from the next event on, except for details, which hardly anybody hears. The caller must hold the lock."""
+        self.matching.clear()
+        if not any(issubclass(each.kind, Detail) for each in self._listeners):
+            self.matching.update(_everywhere.details)
 
     def _match(self, kind: type) -> tuple[Listener, ...]:
         with self._lock:
@@ -296,16 +303,19 @@ def _listening(subscriptions: Iterable[_Subscription], kind: type) -> tuple[List
 class _Everywhere:
     """The subscriptions to all dispatchers of this process, and the dispatchers, which are not kept alive."""
 
-    __slots__ = ("dispatchers", "lock", "subscriptions")
+    __slots__ = ("details", "dispatchers", "lock", "subscriptions")
 
     def __init__(self) -> None:
         self.subscriptions: tuple[_Subscription, ...] = ()
+        self.details: dict[type, tuple[Listener, ...]] = dict.fromkeys(Detail.__subclasses__(), ())
+        """The listeners everywhere for each kind of detail, so that a new session need not find out that there are none."""
         self.dispatchers: WeakSet[Dispatcher] = WeakSet()
         self.lock = threading.RLock()
 
     def use(self, subscriptions: tuple[_Subscription, ...]) -> None:
         """Use these subscriptions from the next event on. The caller must hold the lock."""
         self.subscriptions = subscriptions
+        self.details = {kind: _listening(subscriptions, kind) for kind in self.details}
         for dispatcher in self.dispatchers:
             dispatcher.forget_matches()
 
