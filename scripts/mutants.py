@@ -441,8 +441,8 @@ MUTANTS = [
     Mutant(
         "the gate sees call_tool instead of the tool that was found",
         "run/loop.py",
-        "tuple([unwrapped(call, run.tools) for call in calls])",
-        "calls",
+        "unwrapped(call, run.tools) if call.name == CALLER else call",
+        "call",
         "tests/run/test_search.py",
     ),
     # --- calls and their places ------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from handrail.run.record.notices import leave_remarks, tell_remarks, untold
 from handrail.run.request import ask_model
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
-from handrail.run.search import loaded_by, unwrapped
+from handrail.run.search import CALLER, loaded_by, unwrapped
 from handrail.text.raised_errors import described
 from handrail.tools import ToolResult
 from handrail.tools.result import shown_text
@@ -311,7 +311,7 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
                 if begun:
                     begun.clear()
                 run.model.answer = answer
-                meant = tuple([unwrapped(call, run.tools) for call in calls])
+                meant = tuple([unwrapped(call, run.tools) if call.name == CALLER else call for call in calls])
                 refused = (
                     _refused_at_the_end(evaluation, meant) if evaluation.is_last else answer.cut_off(calls)
                 )
