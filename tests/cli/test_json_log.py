@@ -22,19 +22,25 @@ from handrail import Agent, ScriptedModel, ToolCall, ToolContext, tool
 from handrail.text.secrets import Secrets
 
 log = logging.getLogger("shop")
-held = Secrets(["SECRET\\\\KEY\\"7f3a"])
+KEY = "SECRET\\\\KEY\\"7f3a'é"
+held = Secrets([KEY])
+
+class Broken:
+    def __str__(self):
+        raise OSError
 
 @tool(effect="pure")
 def greet(name: str, context: ToolContext) -> str:
     """Greet."""
-    log.info("greeting %s with %s", name, held.values[0], extra={"guest": name, "key": held.values[0], "ratio": 0.5})
+    more = {"more": {"keys": [KEY]}, "broken": Broken(), "large": 10**5000, "most": 2**63 - 1}
+    log.info("greeting %s with %s", name, KEY, extra={"guest": name, "key": KEY, "ratio": 0.5, **more})
     log.info("%s", context.run_context.trace_id)
     print("printed \\x1b[31min red")
     sys.stderr.write("half")
     sys.stderr.write(" a line\\n")
     try:
-        raise ValueError(held.values[0])
-    except ValueError:
+        raise KeyError(KEY)
+    except KeyError:
         log.exception("caught")
     log.warning("%d", "wrongly formatted")
     return "Hi."
@@ -70,7 +76,9 @@ def test_a_tool_s_records_and_output_have_the_ids_of_its_call(shop: Path):
     trace_id = next(line["message"] for line in lines if re.fullmatch("[0-9a-f]{32}", line["message"]))
     assert greeting["trace_id"] == trace_id
     assert greeting["span_id"] == call_span_of(run["run_id"], greeting["call_id"], 1)
-    assert (greeting["guest"], greeting["ratio"]) == ("ann\x1b[2J", 0.5)
+    assert (greeting["guest"], greeting["ratio"], greeting["most"]) == ("ann\x1b[2J", 0.5, 2**63 - 1)
+    assert greeting["broken"] == "[Broken can't be shown: OSError]"
+    assert greeting["large"] == "[int can't be shown: ValueError]"
     printed = [line for line in lines if line["logger"] == "stderr" and "call_id" in line]
     assert [line["message"] for line in printed[:2]] == ["printed in red", "half a line"]
     assert {line["call_id"] for line in printed} == {greeting["call_id"]}
@@ -84,8 +92,9 @@ def test_secrets_are_hidden_in_every_field(shop: Path):
     greeting = next(line for line in lines if line["logger"] == "shop")
     assert greeting["message"].endswith("with [secret]")
     assert greeting["key"] == "[secret]"
+    assert re.fullmatch(r"""\{'keys': \[['"]\[secret\]['"]\]\}""", greeting["more"])
     [caught] = [line for line in lines if line["message"] == "caught"]
-    assert caught["exception"].endswith("ValueError: [secret]")
+    assert re.search(r"""KeyError: ['"]\[secret\]['"]$""", caught["exception"])
 
 
 def test_an_error_of_the_command_is_a_record_too(tmp_path: Path):

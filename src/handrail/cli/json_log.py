@@ -21,6 +21,8 @@ from handrail.cli.streams import unguarded
 from handrail.text.secrets import hide_all
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_TOO_LARGE = 1 << 63
+"""Integers from here on are texts, since many readers of JSON can't take them as numbers."""
 _STANDARD = frozenset(
     [*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"]
 )  # uvicorn's `color_message` repeats the message
@@ -104,9 +106,13 @@ class JsonStream:
 
 def _plain(value: object) -> object:
     """Return the value of a field as a number, a Boolean, None, or a text without secrets."""
-    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+    is_plain = value is None or isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value))
+    if is_plain or (isinstance(value, int) and abs(value) < _TOO_LARGE):
         return value
-    return hide_all(str(value))
+    try:
+        return hide_all(str(value))
+    except Exception as error:  # whatever an app logs, the record itself is not lost
+        return f"[{type(value).__name__} can't be shown: {type(error).__name__}]"
 
 
 def _call_ids() -> dict[str, str]:

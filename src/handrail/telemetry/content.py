@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -15,7 +14,7 @@ from handrail.messages import AssistantMessage, Message, ModelRequest, ToolMessa
 from handrail.schema.secrets import MASK
 from handrail.telemetry import names
 from handrail.text.raised_errors import words_of
-from handrail.text.secrets import HIDDEN, hide_all, replace_secret
+from handrail.text.secrets import HIDDEN, escaped, hide_all, replace_secret
 from handrail.tools.result import clean_text
 
 Part = dict[str, Any]
@@ -35,13 +34,7 @@ class Privacy:
         """Note the secrets that a call was given: what is masked in `shown` of the plain JSON `clear`."""
         self.withheld.add(call_id)
         for secret in _hidden(clear, shown):
-            quoted = (
-                json.dumps(secret),
-                json.dumps(secret, ensure_ascii=False),
-                repr(secret),
-                repr(secret.encode())[1:],
-            )
-            self._forms.update(each for each in (secret, *(each[1:-1] for each in quoted)) if each)
+            self._forms |= escaped(secret) - {""}
 
     def hide(self, text: str) -> str:
         """Return a text without the secrets of the run's calls, those in the settings of servers and models, and lone surrogates."""

@@ -6,6 +6,7 @@ a log line. Libraries may log them too, so `hide_all` hides the secrets of all s
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -56,6 +57,14 @@ def replace_secret(text: str, secret: str, hidden: str = HIDDEN) -> str:
     return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", lambda _: hidden, text)
 
 
+def escaped(secret: str) -> set[str]:
+    """Return the forms in which a secret may occur in a text: as it is, and as it is escaped in Python's literals and in JSON."""
+    literals = repr(secret)[1:-1], repr(secret.encode(errors="surrogatepass"))[2:-1]
+    beside_quotes = repr(f"{secret}\"'")[1:-4]  # which quotes are escaped depends on the text around
+    texts = (json.dumps(secret, ensure_ascii=each)[1:-1] for each in (True, False))
+    return {secret, *literals, beside_quotes, *texts}
+
+
 class Secrets:
     """Secret values, with methods that hide them in texts, bytes and JSON values."""
 
@@ -65,7 +74,8 @@ class Secrets:
             # The words of `Bearer TOKEN` are hidden too, since a server may repeat the token alone.
             parts = [part for part in (value, *value.split()) if len(part) >= _MIN_LENGTH]
             # In an address, some characters are percent-encoded.
-            found.update(form for part in parts for form in (part, quote(part), quote(part, safe="")))
+            for part in parts:
+                found |= {quote(part), quote(part, safe="")} | escaped(part)
         self.values = tuple(sorted(found, key=lambda value: (-len(value), value)))
         if self.values:
             _all[id(self)] = self
