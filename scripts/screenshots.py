@@ -293,7 +293,9 @@ def main(given: list[str]) -> None:
                 GATES[gate].clear()
             with opened(browser, scene, theme, size) as (page, server):
                 scene(page, server)
-                page.wait_for_timeout(250)  # wait for animations to end
+                page.wait_for_timeout(
+                    600
+                )  # wait for animations to end, and for the buttons of a new question
                 page.screenshot(path=folder / f"page-{name}.png")
                 print(folder / f"page-{name}.png")
         browser.close()

@@ -176,7 +176,7 @@ async def _(client: Client) -> str:
     for method, path in [("GET", "/about"), ("GET", "/threads"), ("GET", "/metrics"), ("POST", "/agent")]:
         refused(await client.ask(method, path), 401, "TokenMissing")
     health = await client.ask("GET", "/health")
-    assert health.json == {"status": "ok"}
+    assert health.json == {"status": "ok", "secret": "token"}
     return refused(await client.ask("POST", "/threads/a/messages", SAY), 401, "TokenMissing")
 
 

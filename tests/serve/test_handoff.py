@@ -59,7 +59,7 @@ async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
         page = await browser.new_page()
         page.set_default_timeout(PATIENCE)
         await page.goto(address)
-        await page.get_by_label("Password or token").fill(TOKEN)
+        await page.get_by_label("Token").fill(TOKEN)
         await page.keyboard.press("Enter")
         await page.get_by_label("Message", exact=True).fill(said)
         await page.keyboard.press("Enter")

@@ -269,6 +269,9 @@ class PlayedModel:
 # --- the server ---------------------------------------------------------------------------------------
 
 
+STARTERS = ("hello", "show", "book")
+
+
 def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> Source:
     """Return a source for the app. Its files are in `folder/work`, which contains a file to change."""
     work = folder / "work"
@@ -276,7 +279,9 @@ def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, 
         work.mkdir()
         (work / "plan.md").write_text("# Plan\n\nsee Anna on monday\ncall mum\n")
     adapter = Adapter(PlayedModel(plays, pace=pace), filesystem=DirectoryFilesystem(work))
-    return PromptSource(PROMPT, adapter, shown=(Booking,), description="It plans, books and counts sheep.")
+    return PromptSource(
+        PROMPT, adapter, shown=(Booking,), starters=STARTERS, description="It plans, books and counts sheep."
+    )
 
 
 class Served:

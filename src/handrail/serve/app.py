@@ -369,6 +369,7 @@ class Routes:
                 "description": source.description,
                 "model": source.model,
                 "files": source.files is not None,
+                "starters": list(source.starters),
                 "principal": request.scope[PRINCIPAL],
                 "roles": sorted(request.scope[PERSON].roles),
                 "actions": [action for action in ACTIONS if request.scope[PERSON].may(action)],
@@ -406,12 +407,17 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up, with status 503 while it stops, and the relative address to sign in with a provider, if any.
+        """Report whether the server is up, with status 503 while it stops, and how people sign in on the page.
+
+        They use `secret`, as `Principals.secret` returns it, or a provider, which has the relative address `sign_in`.
 
         Authenticated clients also get the version, and how many runs and threads are in memory.
         """
         stopping = self._app.threads.stopping
-        health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
+        health: dict[str, Any] = {
+            "status": "stopping" if stopping else "ok",
+            "secret": self._app.principals.secret,
+        }
         if self._has_oidc:
             health["sign_in"] = "oidc/login"
         try:

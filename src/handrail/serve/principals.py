@@ -95,6 +95,7 @@ class Principals:
             )
         self.people = people
         self._authenticate = authenticate
+        self._has_token = token is not None
         self._token_digest = _digest(token or secrets.token_urlsafe(32))
         self._issuer = "people"
         # the issuer contains a digest of the token, so changing the token ends the sessions that were created with it
@@ -115,6 +116,13 @@ class Principals:
     def has_links(self) -> bool:
         """Whether the page can be opened with a link. It can if the app has no hook and the server has no users."""
         return self._authenticate is None and not self.has_people
+
+    @property
+    def secret(self) -> str | None:
+        """What people sign in with on the page: `password`, `token` or `link`. None if the app signs them in itself."""
+        if self._authenticate is not None:
+            return None
+        return "password" if self.has_people else "token" if self._has_token else "link"
 
     def new_link(self, name: str = LOCAL, seconds: float = math.inf, secret: str = "") -> str:
         """Return the code of a link that signs a person in.
@@ -188,7 +196,10 @@ class Principals:
                 )
             person = self.find(name)
         elif self.has_people:
-            person = await self._check_secret(request, body.name, body.password or body.token)
+            secret = body.password or body.token
+            person = await self._check_secret(
+                request, body.name, secret, hint="Type them again, or ask the server's operator."
+            )
         else:
             self._check_token(request, body.token)
             person = self.find(LOCAL)
@@ -320,7 +331,9 @@ class Principals:
             )
         return link.name
 
-    async def _check_secret(self, request: Request, name: str, secret: str) -> Person:
+    async def _check_secret(
+        self, request: Request, name: str, secret: str, *, hint: str = _NAMED_HINT
+    ) -> Person:
         """Return the user with this name and secret. Raises `RequestRefused` if one is wrong, or after too many wrong secrets.
 
         Secrets from one address, and secrets for one name, are checked one after the other, so that concurrent guesses
@@ -331,7 +344,7 @@ class Principals:
             found = await asyncio.to_thread(self.people.verify, name, secret)
             if found is None:
                 raise self._wrong_secret(
-                    request, "SignInWrong", f"the name or the password is wrong. {_NAMED_HINT}", name
+                    request, "SignInWrong", f"the name or the password is wrong. {hint}", name
                 )
             return found
 

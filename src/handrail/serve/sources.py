@@ -52,6 +52,8 @@ class Source(ABC):
     """The files that the source's runs change, a filesystem or a `PrincipalFiles`; None if the runs have no files."""
     shown: Sequence[type[Any]] = ()
     """The types of the slices that clients see as the thread's state."""
+    starters: Sequence[str] = ()
+    """Messages that the page suggests for the start of a thread."""
     _approvals: Any
 
     def files_of(self, principal: str) -> Any:
@@ -111,7 +113,7 @@ def app_name(record: RunRecord) -> str:
 class PromptSource(Source):
     """Serves a prompt with an adapter.
 
-    Each message in a thread starts a run. Raises `DefinitionError` if the prompt takes params.
+    Each message in a thread starts a run. Raises `DefinitionError` if the prompt takes params, or if a starter is not a text.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class PromptSource(Source):
         adapter: Adapter,
         *,
         shown: Sequence[type[Any]] = (),
+        starters: Sequence[str] = (),
         approvals: Any = None,
         files: Any = None,
         app: str = "",
@@ -130,6 +133,11 @@ class PromptSource(Source):
                 f"the prompt {prompt.name!r} takes params of type {prompt.params_type.__name__}, but a thread "
                 "only has messages. Serve a prompt whose sections take no params."
             )
+        for each in [starters] if isinstance(starters, str) else starters:
+            if isinstance(starters, str) or not isinstance(each, str) or not each.strip():  # pyright: ignore[reportUnnecessaryIsInstance]  # apps might not be type-checked
+                raise DefinitionError(
+                    f"`starters` is {starters!r}. Pass a list of messages to suggest, such as ['Sort the inbox.']."
+                )
         self._prompt = prompt
         self._adapter = adapter
         self._approvals = approvals
@@ -139,6 +147,7 @@ class PromptSource(Source):
         self.model = adapter.model.name
         self.files: Any = files or adapter.filesystem
         self.shown = tuple(shown)
+        self.starters = tuple(starters)
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: Any = {**self._with_own(options), "app": self.app}
@@ -197,7 +206,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
     A module defines an agent or a prompt. Without a name after the colon, `prompt` is served, or else `agent`. A prompt
     also needs an `adapter`, unless `model` is given. A module may also define `state` (the types of the slices that
-    clients see), `authenticate`, and `renderers` (the path of a script, relative to the module). Raises
+    clients see), `starters` (messages that the page suggests), `authenticate`, and `renderers` (the path of a script, relative to the module). Raises
     `DefinitionError` if the app can't be loaded, or if neither the app nor `model` says which model to use.
     """
     path = Path(app)
@@ -229,6 +238,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         cast("Prompt[Any]", prompt),
         adapter,
         shown=getattr(module, "state", ()),
+        starters=getattr(module, "starters", ()),
         approvals=approvals,
         files=files,
         app=f"{module.__name__}:{attribute}",

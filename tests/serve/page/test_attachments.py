@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,7 +89,8 @@ def test_a_picture_is_pasted_or_dropped(page: Page, model: ScriptedModel, event:
     """A picture that is pasted or dropped is listed, sent with the message, and shown, even after a reload."""
     waiting = page.get_by_role("list", name="Files to send").get_by_role("listitem")
     assert not hand_over(page, event, "cat.png")
-    expect(waiting).to_contain_text(f"cat.png ({len(PNG)} bytes)")
+    expect(waiting).to_contain_text(f"cat.png {len(PNG)} bytes")
+    expect(waiting.locator("img")).to_have_attribute("src", re.compile("^data:image/png"))
     page.get_by_label("Message", exact=True).fill("What is this?")
     page.keyboard.press("Enter")
     expect(page.get_by_text("I see it.")).to_be_visible()

@@ -152,12 +152,12 @@ def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
     expect(page.get_by_text("Good day.")).to_be_visible()
     say(page, "research")
     expect(page.get_by_text("Done.")).to_be_visible()
-    card = page.locator(".card").filter(has=page.locator(".card-head code", has_text="research"))
+    card = page.locator(".card").filter(has=page.locator(".call-name code", has_text="research"))
     inside = card.locator(".inner")
-    other = page.locator(".card").filter(has=page.locator(".card-head code", has_text=re.compile("^search$")))
+    other = page.locator(".card").filter(has=page.locator(".call-name code", has_text=re.compile("^search$")))
     for name in ("two-agents-emitting", "two-agents-reloaded"):
         expect(inside).to_have_count(4)
-        assert [each.locator("li").all_inner_texts() for each in inside.all()[:2]] == [
+        assert [each.locator("li").all_text_contents() for each in inside.all()[:2]] == [
             ["Found topic: tea, pages: 1", "Found topic: tea, pages: 2"],
             ["Found topic: rum, pages: 1", "Found topic: rum, pages: 2"],
         ]
@@ -179,19 +179,22 @@ def test_a_closed_agent_shows_its_newest_event(page: Page) -> None:
     say(page, "desks")
     expect(page.get_by_text("Both.")).to_be_visible()
     page.reload()  # branches of agents that have ended are closed at first
-    agents = page.locator(".agent")
+    cards = page.locator(".log .card").filter(has=page.locator(".agents"))
+    line = "> .call-line > "
     newest = ["Found topic: tea, pages: 2", "Found topic: rum, pages: 2"]
-    expect(agents.locator(".newest-event")).to_have_text(newest)
-    expect(agents.locator(".newest-event").first).to_be_in_viewport()
+    expect(cards.locator(f"{line}.newest-event")).to_have_text(newest)
+    expect(cards.locator(f"{line}.newest-event").first).to_be_in_viewport()
     shoot(page, "two-agents-closed")
-    for each in agents.all():
-        each.locator("summary").click()
+    for each in cards.all():
+        each.locator(f"{line}.call-name").click()
+        each.locator(".branch .call-name").click()
+        expect(each.locator(".emitted li").first).to_be_visible()
         expect(each.locator(".emitted li")).to_have_count(2)
-        expect(each.locator(".newest-event")).to_have_count(0)
+        expect(each.locator(f"{line}.newest-event")).to_have_count(0)
     shoot(page, "two-agents-open")
-    for each in agents.all():
-        each.locator("summary").click()
-    expect(agents.locator(".newest-event")).to_have_text(newest)
+    for each in cards.all():
+        each.locator(f"{line}.call-name").click()
+    expect(cards.locator(f"{line}.newest-event")).to_have_text(newest)
 
 
 def test_an_answer_stays_visible_after_a_reload(page: Page) -> None:

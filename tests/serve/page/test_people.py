@@ -52,7 +52,7 @@ def windows(browser: Browser, server: Served, *names: str) -> Generator[list[Pag
         page = context.new_page()
         page.goto(server.url)
         page.get_by_label("Name").fill(name)
-        page.get_by_label("Password or token").fill(PASSWORDS[name])
+        page.get_by_label("Password").fill(PASSWORDS[name])
         page.keyboard.press("Enter")
         expect(page.get_by_label("Message", exact=True)).to_be_visible()
         pages.append(page)
@@ -117,6 +117,8 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
         shoot(bob, "inbox")
         inbox.get_by_role("button", name="Allow once").click()
         expect(inbox).to_contain_text("Nothing is waiting for you.")
+        expect(inbox.get_by_role("status")).to_contain_text("Your vote for pay for ann counts.")
+        bob.keyboard.press("Escape")
         expect(waiting).to_contain_text("Allowed by bob.")
         shoot(ann, "waiting")
         inbox = read(fay)
@@ -128,7 +130,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
 
         # A revoked session ends.
         assert people.revoke(name="fay") == 1
-        expect(fay.get_by_label("Password or token")).to_be_visible()
+        expect(fay.get_by_label("Password")).to_be_visible()
         shoot(fay, "revoked")
         say(ann, "hello")
         expect(log(ann)).to_contain_text("You said: hello")

@@ -66,6 +66,7 @@ PLAYS: dict[str, list[Scripted]] = {
         ),
         said("Done."),
     ],
+    "write": [said("", ToolCall("write", {"path": "a.txt", "text": "new\n"})), said("Written.")],
     "delegate": [said("", ToolCall("delegate", {})), said("Done.")],
     "inner": [said("", ToolCall("write", {"path": "a.txt", "text": "hidden\u202eword\n"})), said("Written.")],
 }
@@ -225,6 +226,24 @@ def test_a_nested_call_with_a_diff_shows_its_arguments(page: Page):
     asked = page.get_by_role("group", name="Approval of write")
     expect(asked.locator(".diff")).to_contain_text(r"hidden\u202eword")
     assert rows_of(asked) == [("path", "a.txt"), ("text", r"hidden\u202eword\x0a")]
+
+
+def test_a_question_that_is_asked_again_says_what_changed(page: Page, tmp_path: Path):
+    """If a file changes before the approval takes effect, the new question says above its buttons that its diff is different."""
+    say(page, "write")
+    asked = page.get_by_role("group", name="Approval of write")
+    expect(asked.locator(".diff")).to_contain_text("new")
+    expect(asked).not_to_contain_text("You are asked again.")
+    (tmp_path / "work" / "a.txt").write_text("old\n")
+    asked.get_by_role("button", name="Allow once").click()
+    for _ in range(2):
+        again = asked.get_by_role("status").filter(has_text="You are asked again.")
+        expect(again).to_contain_text("The diff is different.")
+        expect(asked.locator(".diff")).to_contain_text("old")
+        page.reload()
+    asked.get_by_role("button", name="Allow once").click()
+    expect(page.get_by_role("log")).to_contain_text("Written.")
+    assert (tmp_path / "work" / "a.txt").read_text() == "new\n"
 
 
 def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):

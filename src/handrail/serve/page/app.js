@@ -78,18 +78,20 @@ function Frame({ about, signedOut, signOut }) {
     if (route.unsaid) history.replaceState(null, "", address(route.id));
     list.reload();
   };
+  const isAlone = conversation.phase === "new" && list.threads?.length === 0 && !list.words;
+  const tabbed = conversation.phase === "new" ? {} : { role: "tabpanel", "aria-labelledby": `tab-${route.tab}` };
   const threads = html`<${ThreadList} list=${list} current=${route.id} live=${view} onForgotten=${(id) => id === route.id && (location.hash = "#/")} />`;
 
-  return html`<div class="frame">
+  return html`<div class=${isAlone ? "frame alone" : "frame"}>
     <a class="skip" href="#composer" onClick=${skip}>Skip to the message field</a>
-    ${narrow
+    ${isAlone ? null : narrow
       ? html`<${Sheet} open=${menu} onClose=${() => setMenu(false)} label="Threads" side="left">${threads}<//>`
       : html`<nav class="sidebar" aria-label="Threads">${threads}</nav>`}
     <div class="main">
       <${Header}
         about=${about}
         conversation=${conversation}
-        onMenu=${narrow ? () => setMenu(true) : null}
+        onMenu=${narrow && !isAlone ? () => setMenu(true) : null}
         waitingElsewhere=${list.waiting - (view.status === "waiting" ? 1 : 0)}
         onRemembered=${() => setRemembered(true)}
         onSignOut=${signOut}
@@ -97,7 +99,7 @@ function Frame({ about, signedOut, signOut }) {
         onInbox=${() => setReading(true)}
       />
       <${Tabs} id=${route.id} tab=${route.tab} conversation=${conversation} />
-      <main id="panel" role="tabpanel" aria-labelledby=${`tab-${route.tab}`} class="panel">
+      <main id="panel" ...${tabbed} class="panel">
         ${route.tab === "chat" && html`<${ChatPane} key=${route.id} about=${about} conversation=${conversation} say=${say} />`}
         ${route.tab === "files" && html`<${FilesPane} key=${route.id} conversation=${conversation} />`}
         ${route.tab === "timeline" && html`<${TimelinePane} key=${route.id} conversation=${conversation} />`}

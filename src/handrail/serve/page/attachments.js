@@ -46,6 +46,19 @@ function File({ file, thread }) {
   return SHOWN.test(data) ? html`<figure><img src=${data} alt=${file.name} /><figcaption>${link}</figcaption></figure>` : link;
 }
 
+/** A chosen file before it is sent: a small picture if it is one, and its name and size. */
+export function Thumbnail({ file }) {
+  const [data, setData] = useState("");
+  useEffect(() => {
+    let gone = false;
+    if (file.type.startsWith("image/")) dataUrl(file).then((url) => gone || setData(url), () => {});
+    return () => {
+      gone = true;
+    };
+  }, [file]);
+  return html`${SHOWN.test(data) && html`<img src=${data} alt="" />`}<span>${file.name} <span class="soft">${sizeOf(file.size)}</span></span>`;
+}
+
 function dataUrl(blob) {
   return new Promise((done, failed) => {
     const reader = new FileReader();

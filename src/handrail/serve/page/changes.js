@@ -1,58 +1,59 @@
-// The files that a call changed: a summary, a diff that can be opened, and an undo button.
+// The files that a call changed: how much, and the control that restores them.
 
-import { DiffView } from "./diff.js";
 import { Icon } from "./icons.js";
-import { html, useState } from "./vendor/standalone.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 
 export const UNAPPLIED = "These changes are recorded, but not in the files, for example because their folder is missing. “handrail runs show” says why.";
 
-export function Changes({ id, facts, conversation }) {
-  const [open, setOpen] = useState(false);
-  return html`<div class="changes">
-    <details onToggle=${(event) => setOpen(event.currentTarget.open)}>
-      <summary><${Counted} diff=${facts.diff ?? ""} paths=${facts.paths ?? []} /></summary>
-      ${open && html`<${DiffView} diff=${facts.diff ?? ""} />`}
-    </details>
-    ${facts.unapplied && html`<p class="soft">${UNAPPLIED}</p>`}
-    ${!facts.undone && !facts.unapplied && facts.status === "ok" && html`<${Undo} id=${id} conversation=${conversation} />`}
-  </div>`;
-}
-
-function Counted({ diff, paths }) {
+/** The number of lines that a diff adds and removes, without a zero. */
+export function Counted({ diff = "" }) {
   let added = 0;
   let removed = 0;
   for (const line of diff.split("\n")) {
     if (line.startsWith("+") && !line.startsWith("+++")) added++;
     else if (line.startsWith("-") && !line.startsWith("---")) removed++;
   }
-  const names = paths.length > 3 ? `${paths.slice(0, 2).join(", ")} and ${paths.length - 2} more` : paths.join(", ");
-  return html`<span class="counted"><span>${names || "Changes"}</span> <span class="added">+${added}</span> <span class="removed">−${removed}</span></span>`;
+  return html`<span class="counted">${added > 0 && html`<span class="added">+${added}</span>`} ${removed > 0 && html`<span class="removed">−${removed}</span>`}</span>`;
 }
 
-function Undo({ id, conversation }) {
-  const [stage, setStage] = useState("idle");
-  const [problem, setProblem] = useState(null);
-  const undo = async () => {
-    setStage("busy");
+/** The button that undoes a call. It asks for confirmation in the same place. `undo` returns a promise. */
+export function Undo({ tool, paths, undo, busy = false, disabled = false }) {
+  const [asking, setAsking] = useState(false);
+  const [refused, setRefused] = useState("");
+  const [under, setUnder] = useState(false);
+  const first = useRef(null);
+  const button = useRef(null);
+  const was = useRef(false);
+  useLayoutEffect(() => {
+    if (asking) first.current?.focus();
+    else if (was.current) button.current?.focus();
+    was.current = asking;
+  }, [asking]);
+  const act = async () => {
+    setAsking(false);
+    setRefused("");
+    setUnder(true);
     try {
-      await conversation.undo(id);
-      setStage("idle");
+      await undo();
     } catch (error) {
-      setProblem(error.message);
-      setStage("idle");
+      setRefused(error?.message ?? String(error));
     }
+    setUnder(false);
   };
-  if (stage === "idle") {
-    return html`<span class="undo">
-      <button type="button" class="small" onClick=${() => (setProblem(null), setStage("asked"))}><${Icon} name="undo" /> Undo</button>
-      ${problem && html`<span class="problem" role="alert">${problem}</span>`}
-    </span>`;
+  if (under || busy) return html`<span class="change-word" role="status">Undoing…</span>`;
+  if (!asking) {
+    return html`<button type="button" class="quiet small undo" ref=${button} disabled=${disabled} aria-label=${`Undo ${tool}`}
+        onClick=${() => setAsking(true)}><${Icon} name="undo" /> Undo</button>
+      ${refused && html`<p class="field-error" role="alert">${refused}</p>`}`;
   }
-  return html`<span class="undo" role="group" aria-label="Undo this call?" onKeyDown=${(event) => event.key === "Escape" && setStage("idle")}>
-    <span>Restore the files?</span>
-    <button type="button" class="danger small" disabled=${stage === "busy"} ref=${(button) => stage === "asked" && button?.focus()} onClick=${undo}>
-      ${stage === "busy" ? "Undoing…" : "Yes, undo"}
-    </button>
-    <button type="button" class="quiet small" onClick=${() => setStage("idle")}>Keep</button>
+  const escape = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    setAsking(false);
+  };
+  return html`<span class="confirm" role="group" aria-label=${`Undo ${tool}?`} onKeyDown=${escape}>
+    <span>Restore ${paths.length === 1 ? "this path" : `these ${paths.length} paths`}?</span>
+    <button type="button" class="danger small" ref=${first} onClick=${act}>Undo</button>
+    <button type="button" class="quiet small" onClick=${() => setAsking(false)}>Keep</button>
   </span>`;
 }

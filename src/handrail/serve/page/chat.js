@@ -8,7 +8,7 @@ import { Question, toQuestion } from "./question.js";
 import { Broken, Loading } from "./states.js";
 import { questionsOf } from "./store.js";
 import { Tray } from "./tray.js";
-import { html } from "./vendor/standalone.js";
+import { html, useState } from "./vendor/standalone.js";
 import { many } from "./words.js";
 
 export function ChatPane({ about, conversation, say }) {
@@ -24,7 +24,7 @@ export function ChatPane({ about, conversation, say }) {
       <div class="column">
         ${phase === "loading" && html`<${Loading} words="Opening the thread…" />`}
         ${phase === "broken" && html`<${Broken} problem=${conversation.problem} again=${() => conversation.open()} />`}
-        ${phase === "new" && html`<${Welcome} about=${about} />`}
+        ${phase === "new" && html`<${Welcome} about=${about} say=${said} />`}
         <${Entries} scope="" view=${view} conversation=${conversation} />
         ${questionsOf(view, null).map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
         <${Thinking} view=${view} />
@@ -44,11 +44,26 @@ export function ChatPane({ about, conversation, say }) {
   </div>`;
 }
 
-function Welcome({ about }) {
+function Welcome({ about, say }) {
+  const [problem, setProblem] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const start = async (text) => {
+    setBusy(true);
+    setProblem(null);
+    try {
+      await say(text, []);
+    } catch (error) {
+      setProblem(error.message);
+      setBusy(false);
+    }
+  };
   return html`<div class="welcome">
-    <h2>${about.name}</h2>
-    ${about.description && html`<p>${about.description}</p>`}
-    <p class="soft">${about.files ? "It can read and change files. Its changes are listed under Files and can be undone." : "Write a message to start."}</p>
+    <h2>${about.description || about.name}</h2>
+    <p class="soft">${about.files ? "It can read and change files. Its changes are listed under Files and can be undone." : !about.starters.length && "Write a message to start."}</p>
+    ${about.starters.length > 0 &&
+    about.actions.includes("run") &&
+    html`<ul class="starters" aria-label="Suggestions">${about.starters.map((text) => html`<li><button type="button" disabled=${busy} onClick=${() => start(text)}>${text}</button></li>`)}</ul>`}
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
   </div>`;
 }
 

@@ -1,7 +1,7 @@
 // The message field. Enter sends, Shift+Enter starts a new line, Escape stops an active run. Unsent text is kept.
 // While a run works, what is sent is told to its model, and the choice beside the field says when.
 
-import { sizeOf } from "./attachments.js";
+import { Thumbnail } from "./attachments.js";
 import { Icon } from "./icons.js";
 import { Orders } from "./orders.js";
 import { isActive } from "./store.js";
@@ -85,12 +85,12 @@ export function Composer({ conversation, loading, say }) {
   };
   return html`<form class=${`composer${running ? " running" : ""}`} onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${(event) => attach(event, event.dataTransfer?.files)}>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    ${files.length > 0 &&
-    html`<ul class="attached" aria-label="Files to send">
-      ${files.map((file, at) => html`<li key=${at}>${file.name} (${sizeOf(file.size)}) <button type="button" class="link" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== at))}>Remove</button></li>`)}
-    </ul>`}
     <div class="field">
-      <label class="attach" title="Attach files"><span class="unseen">Attach files</span><span aria-hidden="true">+</span>
+      ${files.length > 0 &&
+      html`<ul class="attached" aria-label="Files to send">
+        ${files.map((file, at) => html`<li key=${`${at} ${file.name}`}><${Thumbnail} file=${file} /><button type="button" class="quiet icon-button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== at))}><${Icon} name="close" /></button></li>`)}
+      </ul>`}
+      <label class="attach" title="Attach files"><span class="unseen">Attach files</span><${Icon} name="plus" />
         <input type="file" multiple onChange=${(event) => { attach(event, event.target.files); event.target.value = ""; }} />
       </label>
       <label class="unseen" for="composer">Message</label>

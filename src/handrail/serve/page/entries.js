@@ -4,8 +4,10 @@
 import { Arguments } from "./arguments.js";
 import { Attachments } from "./attachments.js";
 import { Begun, Ended } from "./background.js";
-import { Changes } from "./changes.js";
+import { apart } from "./call_line.js";
+import { Counted, UNAPPLIED, Undo } from "./changes.js";
 import { Compacted } from "./compacted.js";
+import { DiffView } from "./diff.js";
 import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
@@ -86,7 +88,9 @@ const Activity = drawnFor(
 
 // -- tool calls -----------------------------------------------------------------------------------------
 
-/** A tool call: its arguments as they are written, then its progress, questions and result. */
+const FOLDED = ["ok", "cancelled"]; // how a call ended that is folded into its line, until the reader opens it
+
+/** A tool call on one line. Below it, until it is done or when the reader opens it: its arguments, progress, questions and result. */
 const Card = drawnFor(
   ({ id, view }) => {
     const agents = agentsOf(view, id);
@@ -94,37 +98,65 @@ const Card = drawnFor(
     return [view.calls[id], view.activities[`progress-${id}`], agents.length ? view : null, ...allInside(view, id), ...questionsOf(view, id), ...closedOf(view, id)];
   },
   ({ id, view, conversation }) => {
+    const [chosen, choose] = useState(null);
     const call = view.calls[id];
     const facts = call.facts ?? {};
     const agents = agentsOf(view, id);
     const questions = questionsOf(view, id);
     const status = statusOf(call, questions);
-    const isShown = questions.some((question) => question.kind === "approval" && question.call_id === id); // the approval shows the arguments
-    return html`<section class=${`card ${status.replace(" ", "-")}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
-      <div class="card-head">
-        <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>
-        <code class="tool">${call.name}</code>
-        ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
+    const isShown = questions.some((question) => question.kind === "approval" && question.call_id === id); // the approval shows the name and the arguments
+    const isFolded = !isAsked(view, id) && !(chosen ?? !FOLDED.includes(status));
+    const hasChanged = isOver(facts.status) && (facts.diff || facts.paths?.length > 0);
+    return html`<section class=${`card ${status.replace(" ", "-")}${isFolded ? " folded" : ""}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
+      ${!isShown &&
+      html`<div class="call-line">
+        <button type="button" class="call-name" aria-expanded=${String(!isFolded)} onClick=${() => choose(isFolded)}>
+          <${Icon} name=${status} /><code class="tool">${call.name}</code>
+          ${isFolded && html`<bdi class="call-about">${apart(view, id)}</bdi>`}
+          <${Status} status=${status} />
+        </button>
+        ${isFolded && html`<${Newest} event=${newestEvent(view, agents.flatMap((agent) => view.entries[agent.id] ?? []))} />`}
+        ${isFolded && allInside(view, id).some(hasFailed) && html`<span class="status error">a call inside failed</span>`}
         ${facts.unapplied && html`<span class="unapplied">not applied</span>`}
+        ${hasChanged && html`<${Counted} diff=${facts.diff} />`}
+        ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
+        ${hasChanged && status === "ok" && !facts.undone && !facts.unapplied && html`<${Undo} tool=${call.name} paths=${facts.paths ?? []} undo=${() => conversation.undo(id)} />`}
         <${Facts} facts=${facts} status=${status} />
-      </div>
-      ${!isShown && html`<${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />`}
-      <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
-      <${Emitted} call=${call} />
-      <${Inner} id=${id} view=${view} />
-      ${agents.length > 0 &&
-      html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
-        ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} view=${view} conversation=${conversation} />`)}
       </div>`}
-      ${questions.map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
-      ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
-      ${call.result !== undefined && html`<${Result} text=${call.result} status=${status} />`}
+      <div class="call-body" hidden=${isFolded ? "until-found" : undefined} onbeforematch=${() => choose(true)}>
+        ${!isShown && html`<${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />`}
+        <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
+        <${Emitted} call=${call} />
+        <${Inner} id=${id} view=${view} />
+        ${agents.length > 0 &&
+        html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
+          ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} outer=${agents.length === 1 ? call.name : null} view=${view} conversation=${conversation} />`)}
+        </div>`}
+        ${questions.map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
+        ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
+        ${call.result !== undefined && !isSaid(view, agents, call.result) && html`<${Result} text=${call.result} status=${status} />`}
+        ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}
+        ${facts.unapplied && html`<p class="soft">${UNAPPLIED}</p>`}
+        ${hasChanged && !isFolded && html`<${DiffView} diff=${facts.diff ?? ""} />`}
+      </div>
       <${Attachments} files=${facts.attachments} thread=${view.id} />
-      ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}
-      ${(facts.diff || facts.paths?.length > 0) && isOver(facts.status) && html`<${Changes} id=${id} facts=${facts} conversation=${conversation} />`}
     </section>`;
   },
 );
+
+/** A status in words. Where the icon says enough, the words are for screen readers only. */
+function Status({ status }) {
+  return html`<span class=${FOLDED[0] === status ? "unseen" : `status ${status.replace(" ", "-")}`}>${STATUS[status] ?? status}</span>`;
+}
+
+const hasFailed = ({ facts = {} }) => isOver(facts.status) && facts.status !== "ok" && !facts.tool?.includes("."); // a handoff reports the failure of its acts itself
+
+/** Whether the only agent of a call has said a text as its last one. */
+function isSaid(view, agents, text) {
+  if (agents.length !== 1) return false;
+  const last = (view.entries[agents[0].id] ?? []).at(-1);
+  return last?.kind === "text" && view.messages[last.id]?.text.trim() === text.trim();
+}
 
 function statusOf(call, questions) {
   if (questions.length) return "waiting";
@@ -154,7 +186,7 @@ const ROLLED_BACK = ["error", "timed out", "cancelled", "conflict"];
 function Inner({ id, view }) {
   return innerOf(view, id).map((call) => {
     const { tool = "", status, reason, rolled_back: rolledBack } = call.facts ?? {};
-    const failed = isOver(status) && status !== "ok" && !tool.includes("."); // a handoff reports the failure of its acts itself
+    const failed = hasFailed(call);
     if (!failed && !call.emitted?.length) return html`<${Inner} key=${call.id} id=${call.id} view=${view} />`;
     return html`<div key=${call.id} class="inner" role="group" aria-label=${`${tool}, ${STATUS[status] ?? status}`}>
       <p class="inner-head">
@@ -177,8 +209,9 @@ function Facts({ facts, status }) {
   // While the call runs, its duration is shown only after a second, because racing digits are hard to read.
   const gone = running ? now - Date.parse(facts.began_at) / 1000 : 0;
   const seconds = running ? (gone >= 1 ? gone : null) : isOver(facts.status) ? facts.seconds : null;
+  const tokens = (facts.usage?.input ?? 0) + (facts.usage?.output ?? 0);
   return html`<span class="facts">
-    ${facts.usage && html`<span title="tokens used by this call’s agents">${count((facts.usage.input ?? 0) + (facts.usage.output ?? 0))} tokens</span>`}
+    ${tokens > 0 && html`<span title="tokens used by this call’s agents">${count(tokens)} tokens</span>`}
     ${facts.cost && html`<span>${dollars(facts.cost)}</span>`}
     ${seconds !== null && seconds !== undefined && html`<time>${duration(Math.max(0, seconds))}</time>`}
   </span>`;
@@ -223,18 +256,27 @@ function RolledBack({ told }) {
 
 // -- nested agents --------------------------------------------------------------------------------------
 
-/** A nested agent: a branch inside the card of the call that started it. */
-function Agent({ agent, view, conversation }) {
+/** A nested agent: a branch inside the card of the call that started it. The only agent of a call is folded with it; `outer` is the call's name. */
+function Agent({ agent, outer, view, conversation }) {
   const entries = view.entries[agent.id] ?? [];
   const asked = entries.some((entry) => entry.kind === "call" && isAsked(view, entry.id));
   // The branch opens when the agent first runs, and stays open until the reader closes it, so that nothing jumps. While the agent asks, it is always open.
   const [chosen, setChosen] = useState(null);
   const [worked, setWorked] = useState(false);
   if ((agent.status === "running" || asked) && !worked) setWorked(true);
-  const open = asked || (chosen ?? worked);
+  const open = asked || (chosen ?? worked) || outer != null;
   const calls = entries.filter((entry) => entry.kind === "call").length;
   const status = asked ? "waiting" : (agent.status ?? "ok");
-  const newest = open ? null : newestEvent(view, entries);
+  const branch = html`<div class="branch" role="group" aria-label=${`Activity of ${agent.name}`}>
+    ${open && html`<${Entries} scope=${agent.id} view=${view} conversation=${conversation} />`}
+    ${entries.length === 0 && html`<p class="soft">No messages yet.</p>`}
+  </div>`;
+  if (outer != null) {
+    return html`<div class="agent">
+      ${(agent.name !== outer || status === "error") && html`<p class="agent-head"><${Icon} name="agent" /> <span class="agent-name">${agent.name}</span> ${status === "error" && html`<${Status} status=${status} />`}</p>`}
+      ${branch}
+    </div>`;
+  }
   return html`<details
     class="agent"
     open=${open}
@@ -243,15 +285,16 @@ function Agent({ agent, view, conversation }) {
     <summary aria-label=${`Agent ${agent.name}, ${STATUS[status] ?? status}`}>
       <${Icon} name="agent" />
       <span class="agent-name">${agent.name}</span>
-      <span class=${`status ${status}`}><${Icon} name=${status} /> ${STATUS[status] ?? status}</span>
+      <${Icon} name=${status} /><${Status} status=${status} />
       ${calls > 0 && html`<span class="soft">${many(calls, "call")}</span>`}
-      ${newest && html`<span class="newest-event"><span class="soft">${newest.type}</span> ${shortJson(newest.event)}</span>`}
+      ${!open && html`<${Newest} event=${newestEvent(view, entries)} />`}
     </summary>
-    <div class="branch" role="group" aria-label=${`Activity of ${agent.name}`}>
-      ${open && html`<${Entries} scope=${agent.id} view=${view} conversation=${conversation} />`}
-      ${entries.length === 0 && html`<p class="soft">No messages yet.</p>`}
-    </div>
+    ${branch}
   </details>`;
+}
+
+function Newest({ event }) {
+  return event && html`<span class="newest-event"><span class="soft">${event.type}</span> ${shortJson(event.event)}</span>`;
 }
 
 /** The last event of the last call in an agent's log that emitted any. A closed branch shows it in its summary. */

@@ -1,7 +1,7 @@
 // File changes by call, newest first, each with its diff and undo.
 
-import { html, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
-import { UNAPPLIED } from "./changes.js";
+import { html, useState } from "./vendor/standalone.js";
+import { UNAPPLIED, Undo } from "./changes.js";
 import { DiffView, summary } from "./diff.js";
 import { parseDiff } from "./diff/parse.js";
 
@@ -38,57 +38,20 @@ function Change({ change, onUndo, busy }) {
         ${diff && html`<button type="button" class="quiet small" aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}>
           <span class="chevron" aria-hidden="true"></span>${summary(parseDiff(diff).files)}
         </button>`}
-        <${Undo} change=${change} onUndo=${onUndo} busy=${busy} />
+        <${Undoing} change=${change} onUndo=${onUndo} busy=${busy} />
       </div>
       ${open && html`<${DiffView} diff=${diff} />`}
     </article>
   </li>`;
 }
 
-/** An undo button, which asks for confirmation in the same place, or the reason why there is none. */
-export function Undo({ change, onUndo, busy }) {
+/** The undo button of a call, or the reason why there is none. */
+function Undoing({ change, onUndo, busy }) {
   const { call_id: id, tool, paths = [], undone, unapplied, undoable, problem } = change;
-  const [asking, setAsking] = useState(false);
-  const [refused, setRefused] = useState("");
-  const [under, setUnder] = useState(false);
-  const first = useRef(null);
-  const button = useRef(null);
-  const was = useRef(false);
-  useLayoutEffect(() => {
-    if (asking) first.current?.focus();
-    else if (was.current) button.current?.focus();
-    was.current = asking;
-  }, [asking]);
   if (undone) return html`<span class="change-word">The changes were undone.</span>`;
   if (unapplied) return html`<span class="change-word">${UNAPPLIED}</span>`;
   if (!undoable) return html`<span class="change-word">This can’t be undone${problem ? `: ${problem}.` : "."}</span>`;
-  const undo = async () => {
-    setAsking(false);
-    setRefused("");
-    setUnder(true);
-    try {
-      await onUndo(id);
-    } catch (error) {
-      setRefused(error?.message ?? String(error));
-    }
-    setUnder(false);
-  };
-  const words = refused && html`<p class="field-error" role="alert">${refused}</p>`;
-  if (under || busy === id) return html`<span class="change-word" role="status">Undoing…</span>`;
-  if (!asking) {
-    return html`<button type="button" class="quiet small" ref=${button} disabled=${Boolean(busy)} aria-label=${`Undo ${tool}`}
-      onClick=${() => setAsking(true)}>Undo</button>${words}`;
-  }
-  const escape = (event) => {
-    if (event.key !== "Escape") return;
-    event.stopPropagation();
-    setAsking(false);
-  };
-  return html`<span class="confirm" role="group" aria-label=${`Undo ${tool}?`} onKeyDown=${escape}>
-    <span>Restore ${paths.length === 1 ? "this path" : `these ${paths.length} paths`}?</span>
-    <button type="button" class="danger small" ref=${first} onClick=${undo}>Undo</button>
-    <button type="button" class="quiet small" onClick=${() => setAsking(false)}>Keep</button>
-  </span>`;
+  return html`<${Undo} tool=${tool} paths=${paths} undo=${() => onUndo(id)} busy=${busy === id} disabled=${Boolean(busy)} />`;
 }
 
 function clock(at) {

@@ -1,7 +1,8 @@
-// The header (the app's name, the cost so far, the connection) and the tabs.
+// The header (the app's name, the cost so far, the connection, the person's menu) and the tabs.
 
 import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
+import { Menu } from "./menu.js";
 import { address, TABS } from "./route.js";
 import { spent } from "./store.js";
 import { html, useLayoutEffect } from "./vendor/standalone.js";
@@ -10,6 +11,12 @@ import { count, dollars } from "./words.js";
 export function Header({ about, conversation, onMenu, waitingElsewhere, onRemembered, onSignOut, inbox, onInbox }) {
   const { view, connection } = conversation;
   const { input, output, cost } = spent(view);
+  const [theme, setTheme] = useTheme();
+  const items = [
+    { words: "Remembered approvals", icon: "shield", act: onRemembered },
+    ...Object.entries(THEMES).map(([name, words]) => ({ words, icon: THEME_ICONS[name], checked: theme === name, act: () => setTheme(name) })),
+    ...(onSignOut ? [{ words: "Sign out", icon: "leave", act: onSignOut }] : []),
+  ];
   return html`<header class="head">
     ${onMenu &&
     html`<button type="button" class="quiet icon-button" aria-label=${waitingElsewhere > 0 ? `Threads, ${waitingElsewhere} waiting for you` : "Threads"} onClick=${onMenu}>
@@ -29,44 +36,32 @@ export function Header({ about, conversation, onMenu, waitingElsewhere, onRememb
       ${cost !== null && html`<span>${dollars(cost)}</span>`}
     </p>`}
     ${inbox !== null &&
-    html`<button type="button" class="quiet icon-button" aria-label=${inbox ? `Inbox, ${inbox} waiting for you` : "Inbox"} title="Inbox" onClick=${onInbox}>
-      <${Icon} name="inbox" />${inbox > 0 && html`<span class="badge">${inbox}</span>`}
+    html`<button type="button" class="quiet" aria-label=${inbox ? `Inbox, ${inbox} waiting for you` : "Inbox"} onClick=${onInbox}>
+      <${Icon} name="inbox" /><span class="wide-only">Inbox</span>${inbox > 0 && html`<span class="badge">${inbox}</span>`}
     </button>`}
-    <button type="button" class="quiet icon-button" aria-label="Remembered approvals" title="Remembered approvals" onClick=${onRemembered}>
-      <${Icon} name="shield" />
-    </button>
-    <${Theme} />
-    ${onSignOut &&
-    html`<button type="button" class="quiet icon-button" aria-label="Sign out" title=${`Sign out ${about.principal}`} onClick=${onSignOut}>
-      <${Icon} name="leave" />
-    </button>`}
+    <${Menu} label=${`Menu of ${about.principal}`} className="person" items=${items}>
+      <${Icon} name="agent" /><span class="person-name">${about.principal}</span><${Icon} name="more" />
+    <//>
   </header>`;
 }
 
-const THEMES = { auto: "light", light: "dark", dark: "auto" };
+const THEMES = { auto: "System theme", light: "Light theme", dark: "Dark theme" };
+const THEME_ICONS = { auto: "auto", light: "sun", dark: "moon" };
 
-function Theme() {
+/** The chosen theme, and a function that changes it. */
+function useTheme() {
   const [theme, setTheme] = useKept("handrail.theme", "auto");
   useLayoutEffect(() => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
   }, [theme]);
-  const names = { auto: "system", light: "light", dark: "dark" };
-  return html`<button
-    type="button"
-    class="quiet icon-button"
-    aria-label=${`Theme: ${names[theme]}`}
-    title=${`Theme: ${names[theme]}`}
-    onClick=${() => setTheme(THEMES[theme] ?? "auto")}
-  >
-    <${Icon} name=${{ auto: "auto", light: "sun", dark: "moon" }[theme]} />
-  </button>`;
+  return [theme, setTheme];
 }
 
 const NAMES = { chat: "Chat", files: "Files", timeline: "Timeline" };
 
 export function Tabs({ id, tab, conversation }) {
-  if (conversation.phase === "new") return html`<div class="tabs" role="tablist" aria-label="Views"><${Tab} id=${id} name="chat" chosen /></div>`;
+  if (conversation.phase === "new") return null;
   const pressed = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

@@ -1,5 +1,6 @@
 // The inbox: questions in other people's runs that this person may vote on.
 
+import { Icon } from "./icons.js";
 import { Question } from "./question.js";
 import * as server from "./server.js";
 import { html, useCallback, useEffect, useState } from "./vendor/standalone.js";
@@ -26,15 +27,19 @@ export function useInbox(enabled, signedOut) {
 }
 
 export function Inbox({ inbox }) {
+  const [counted, setCounted] = useState("");
   const waits = (inbox.questions ?? []).filter((question) => !question.voted);
   const conversation = {
     answer: async (question, given) => {
       const { approved, reason } = given.value;
-      await server.vote({ question_id: question.id, digest: question.digest, approved, reason: reason ?? "" });
+      const { decided } = await server.vote({ question_id: question.id, digest: question.digest, approved, reason: reason ?? "" });
+      const what = `${question.payload?.tool ?? question.name} for ${question.principal}`;
+      setCounted(decided === null ? `Your vote for ${what} counts. Other people’s votes are still needed.` : `Your vote counts: ${what} is ${decided ? "allowed" : "denied"}.`);
       await inbox.reload();
     },
   };
   return html`<div class="inbox">
+    <p class="counted-vote" role="status">${counted && html`<${Icon} name="ok" /> ${counted}`}</p>
     ${waits.length === 0 && html`<p class="nothing">Nothing is waiting for you.</p>`}
     ${waits.map(
       (question) => html`<article key=${question.digest}>

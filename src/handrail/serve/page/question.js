@@ -1,7 +1,6 @@
 // An open question, shown where it was asked. Each is answered separately.
 
 import { Approval } from "./approval.js";
-import { Icon } from "./icons.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
 import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
@@ -77,9 +76,14 @@ export function Question({ question, conversation }) {
     }}
   >
     <p class="unseen" role="alert">${label}</p>
-    ${askers.length > 1 && html`<p class="asked-by soft">asked by ${askers.join(" › ")}</p>`}
-    <${Expiry} at=${question.expires_at} />
-    <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} order=${(order) => act(() => conversation.order(order))} fields=${problem?.fields ?? []} keys=${keys} />
+    <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} order=${(order) => act(() => conversation.order(order))} fields=${problem?.fields ?? []} keys=${keys}>
+      <${Expiry} at=${question.expires_at} />
+      <details class="fine-print">
+        <summary>Details</summary>
+        ${askers.length > 1 && html`<p>asked by ${askers.join(" › ")}</p>`}
+        <p class="digest">digest <code>${question.digest.slice(0, 16)}</code></p>
+      </details>
+    <//>
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
   </section>`;
 }
@@ -97,13 +101,13 @@ function usePause(change) {
 function Expiry({ at }) {
   if (!at) return null;
   const when = new Date(at);
-  return html`<p class="soft expiry">open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
+  return html`<p class="soft expiry">Open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
 }
 
 /** A paused run: it goes on, has one last turn, or ends. */
 function Paused({ give, order, busy }) {
   return html`<div class="asked">
-    <h3><${Icon} name="pause" /> The run is paused.</h3>
+    <h3>The run is paused.</h3>
     <div class="choices">
       <button type="button" class="primary" disabled=${busy} onClick=${() => give({ outcome: "answered", value: "continue" })}>Continue</button>
       <button type="button" disabled=${busy} onClick=${() => order("wrap up")}>${ORDER["wrap up"]}</button>
@@ -113,13 +117,14 @@ function Paused({ give, order, busy }) {
 }
 
 /** A question for input, shown by the app's own renderer or by a form. */
-function Asked({ question, give, busy, draft, fields }) {
+function Asked({ question, give, busy, draft, fields, children }) {
   const own = rendererFor(question.name);
   const Renderer = own ?? QuestionForm;
   return html`<div class="asked">
     ${question.title && html`<h3><bdi>${question.title}</bdi></h3>`}
-    <div class="asking"><${Icon} name="waiting" /><p class="why"><bdi>${question.message || question.name}</bdi></p></div>
+    <p class="why"><bdi>${question.message || question.name}</bdi></p>
     ${!own && html`<${Rows} rows=${question.rows} />`}
+    ${children}
     <${Renderer}
       question=${question}
       submit=${(value) => give({ outcome: "answered", value })}

@@ -63,8 +63,8 @@ export const login = async (given) => {
   sessionStorage.removeItem(SECRET);
   localStorage.setItem(KEY, key);
 };
-/** The relative address where people sign in with a provider, or null if there is none or the server can't be asked. */
-export const signInPath = () => json("health").then((told) => told.sign_in ?? null, () => null);
+/** How people sign in: the relative address for a provider, or null, and "password", "token" or "link", or null for an app that signs people in itself. */
+export const signInWays = () => json("health").then((told) => ({ provider: told.sign_in ?? null, secret: told.secret ?? null }), () => ({ provider: null, secret: "link" }));
 /** Begins a sign-in with the provider, which sends the browser back here with a link. */
 export const leaveToSignIn = async (path) => {
   const { address, secret } = await json(path, sent("POST"));

@@ -366,7 +366,16 @@ function withFacts(view, id, facts) {
 
 function withQuestion(view, question) {
   if (view.closed[question.id]) return view;
-  return { ...view, questions: { ...view.questions, [question.id]: question } };
+  const before = askedBefore(view, question);
+  return { ...view, questions: { ...view.questions, [question.id]: before ? { ...question, before } : question } };
+}
+
+/** The approval that was asked before about the same call, if its text was different; undefined if there is none. */
+function askedBefore(view, question) {
+  if (question.kind !== "approval") return undefined;
+  const open = view.questions[question.id];
+  if (open) return open.digest === question.digest ? open.before : open;
+  return Object.values(view.closed).findLast(({ question: { kind, call_id: id, name } }) => kind === "approval" && id === question.call_id && name === question.name)?.question;
 }
 
 function withNote(view, id, status, text) {

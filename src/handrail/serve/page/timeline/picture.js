@@ -89,7 +89,7 @@ function cross(x, y) {
 /** The duration of a span: after its bar, or before or inside it if there is no room. A nested run without room has none. */
 function duration(span, left, wide, y, width, room = 0) {
   const words = lasting(span.end - span.start);
-  const long = words.length * 6.5 + 10;
+  const long = words.length * 7.5 + 10;
   const base = y + BAR - 2;
   if (left + wide + room + long < width) return html`<text class="lasted" x=${left + wide + room + 5} y=${base}>${words}</text>`;
   if (left > long) return html`<text class="lasted" x=${left - 5} y=${base} text-anchor="end">${words}</text>`;
