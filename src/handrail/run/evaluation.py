@@ -135,6 +135,8 @@ class Evaluation:
         self.tariff = settings.tariff
         self.asked: ModelAnswer | None = None
         """The newest answer that was asked for, as far as it has arrived; None if none was."""
+        self.asked_at = run.monotonic()
+        """When the newest request was sent."""
         self.raises: set[str] = set()
         """The questions by which this leg has asked for a raise of a cap."""
         self.heard = 0

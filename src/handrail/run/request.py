@@ -208,7 +208,8 @@ async def ask_once(
         try:
             if run.told.get(ModelRequested, True):
                 run.publish(_requested(evaluation, request, attempt))
-            began, first_part = run.monotonic(), None
+            evaluation.asked_at = began = run.monotonic()
+            first_part = None
             if request.provider_tools:
                 check_provider_tools(model, request.provider_tools)
             parts = model.stream(request)
@@ -518,12 +519,11 @@ def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> ModelAnswer:
 class Requests:
     """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
 
-    __slots__ = ("_asked", "_began", "_evaluation", "_failed", "_number")
+    __slots__ = ("_began", "_evaluation", "_failed", "_number")
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
         self._began = evaluation.run.monotonic()
-        self._asked = self._began
         self._number = 0
         self._failed: list[FailedRequest] = []
 
@@ -597,7 +597,6 @@ class Requests:
         while True:
             tries += 1
             self._number += 1
-            self._asked = evaluation.run.monotonic()
             evaluation.has_shown = False
             try:
                 answer, seconds, cost = await ask_once(evaluation, self._number, self._failed)
@@ -678,7 +677,7 @@ class Requests:
     def _tell(self, error: str, wait: float | None, after: str | None) -> None:
         evaluation, run = self._evaluation, self._evaluation.run
         next_model = after if wait is None and after is not None else ""
-        seconds = run.monotonic() - self._asked
+        seconds = run.monotonic() - evaluation.asked_at
         run.session.record(
             ModelFailed(
                 evaluation.model.name, self._number, error, wait, run.run_context, next_model, seconds
