@@ -799,27 +799,21 @@ class ErasureRefused(StateError, RuntimeError):
     def __init__(
         self, principal: str, runs: Sequence[tuple[str, str]], calls: Sequence[tuple[str, str]] = ()
     ) -> None:
-        named = [f"the run {run_id!r} is {status}" for run_id, status in runs]
-        named += [
-            f"the file changes of the call {call_id!r} in {run_id!r} are not applied"
+        found = [f"the run {run_id!r} is {status}" for run_id, status in runs]
+        found += [
+            f"the call {call_id!r} of {run_id!r} has file changes that are not applied"
             for run_id, call_id in calls
         ]
-        more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        hints = ["Cancel the runs first: add --cancel, or pass `cancel=True`."] if runs else []
-        if calls:
-            run_id, call_id = calls[0]
-            hints.append(f"Give the changes up: `handrail runs discard {run_id} {call_id}`.")
-        super().__init__(
-            f"{principal!r} can't be erased yet: {'; '.join(named[:_MOST_NAMED])}{more}. Nothing was deleted. {' '.join(hints)}"
-        )
+        named = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        hint = " Cancel the runs first: add --cancel, or pass `cancel=True`." if runs else ""
+        for run_id, call_id in calls[:1]:
+            hint += f" Give the changes up: `handrail runs discard {run_id} {call_id}`."
+        super().__init__(f"{principal!r} can't be erased yet: {named}. Nothing was deleted.{hint}")
         self.principal = principal
         self.runs = runs
         """The runs that are not over or that a process has, with their status."""
         self.calls = calls
         """The run and the id of each call whose changes are not applied."""
-
-
-_MOST_NAMED = 5
 
 
 class RunParked(RunError):

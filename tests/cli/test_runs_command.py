@@ -350,6 +350,9 @@ def test_a_person_is_exported_and_erased(line: Line):
     assert f"Stays: {copy}, a copy of the journal." in done
     assert "There are no runs." in line("list")
     assert "nothing was altered" in line("verify")
+    line.record("cup", "end", session=Session(id="bob/s", principal="bob"))
+    assert "1 run forgotten" in line("forget", "--keep", 0)
+    assert "Deleted 0 runs" in line("forget", "--principal", "bob")  # only from the list of sessions
     assert line.json("forget", "--principal", name)["holdings"]["runs"] == []  # again, which changes nothing
 
 

@@ -24,18 +24,26 @@ from handrail import (
     LaterEnvironment,
     Prompt,
     Spend,
+    SqliteJournal,
     ToolContext,
     Workspace,
     runs,
     tool,
 )
+from handrail.cli.fleet_commands import parse_retention
+from handrail.cli.outcome import UsageError
+from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError, ErasureRefused, JournalAltered, JournalError, RunParked
+from handrail.events import ApprovalRemembered
+from handrail.fleet.runner import Runner
 from handrail.journal import sqlite as sqlite_module
 from handrail.journal.any_journal import AnyJournal, open_by_name
+from handrail.journal.decisions import written
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.postgres.database import PostgresDatabase
 from handrail.journal.postgres.database import statements as postgres_statements
-from handrail.journal.records import RunRecord, SpendRaise
+from handrail.journal.protocol import Watcher
+from handrail.journal.records import Entry, RunRecord, SpendRaise
 from handrail.journal.sql.connection import compact
 from handrail.journal.sql.schema import TABLES, expected_schema
 from handrail.journal.sql.upkeep import ERASERS
@@ -44,7 +52,9 @@ from handrail.question import Vote
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.run.call import ToolCall
 from handrail.runs.retention import Retention, keep_sweeping, sweep
+from handrail.serve.app import ServedApp
 from handrail.serve.people import AccountsFile, People, people_path
+from handrail.serve.sources import PromptSource
 from handrail.session import Session
 from support import postgres
 from support.parked_runs import answer_to
@@ -73,6 +83,10 @@ WORDS = [
     "thread",
 ]
 """What a person says, attaches, is shown or causes. Each becomes a text that occurs nowhere else."""
+
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+CONTEXT = RunContext("r", "q", "s", 1, "w", "t", "p")
 
 
 def said(word: str, person: str = ANN) -> str:
@@ -109,6 +123,9 @@ CAPS = [Spend(Budget(tokens=10**9)), Spend(Budget(tokens=10**9), by="app")]
 PROMPT: Prompt[None] = Prompt("work", "Do what is asked.", tools=[keep, over, pay])
 
 
+_LEAVE = "PRAGMA secure_delete = OFF"
+
+
 class World:
     """A journal with runs of two people, the users of a server, a folder, and workspaces."""
 
@@ -121,6 +138,10 @@ class World:
             accounts if accounts is not None else AccountsFile(people_path(Path(self.journal.path)))
         )
         self.people = People(self.accounts)
+        if isinstance(self.journal, SqliteJournal) and isinstance(self.accounts, AccountsFile):
+            # Debian's SQLite overwrites what it deletes, and others do not.
+            self.journal._database.transact_now(lambda connection: connection.execute(_LEAVE))  # pyright: ignore[reportPrivateUsage]
+            self.accounts._database.execute(_LEAVE)  # pyright: ignore[reportPrivateUsage]
 
     def close(self) -> None:
         self.people.close()
@@ -195,6 +216,17 @@ class World:
         await self.journal.queue.submit(queued, at=9e9, key=said("key"))
         with pytest.raises(RunParked):
             await self.run("votes", BOB, "bobs", Workspace("team"), ToolCall("keep", {"text": "x"}))
+        for number, (by, session, principal) in enumerate(
+            ((ANN, "common", ANN), (ANN, "bobs", BOB), (BOB, "common", BOB))
+        ):
+            covers = said("decision", principal)
+            kept = ApprovalRemembered(
+                str(number), "pay", "exact", covers, True, "", by, NOW, (), "0" * 64, CONTEXT
+            )
+            self.journal.decisions.write(written(kept, session, principal))
+        if self.journal.broadcasts is not None:
+            await self.journal.broadcasts.watch(Watcher(id="w", joins=1), f"{ANN}/thread", seconds=60)
+            await self.journal.broadcasts.add(f"{ANN}/thread", "r", 1, 1, said("live").encode())
         (question,) = await self.journal.questions.open("votes")
         vote = Vote(
             question_id=question.id,
@@ -265,21 +297,33 @@ async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_pat
         assert dict(refused.value.runs) == {f"{ANN}-queued": "queued"}
         before = await made.erase(dry=True)
         for word in WORDS:  # otherwise the search below would find nothing in any case
-            if word != "password":
+            if word not in ("password", *(("live",) if name.endswith(".db") else ())):
                 assert made.holding(said(word)), word
         exported = tmp_path / "export"
         done = await runs.export_person(made.journal, ANN, exported, accounts=made.accounts)
         assert [run_id for run_id, _ in done.left_out] == [f"{ANN}-queued"]
         assert (exported / "workspaces" / f"{ANN}-shelf" / "kept.txt").read_text() == said("draft")
 
+        other = open_by_name(
+            name, watches=False
+        )  # a process that goes on with its runs, and knows the ends of chains
+        mine = RunRecord(id="other", session_id="others", principal=BOB, prompt="p", model="m", began_at=1.0)
+        await other.runs.begin(mine)
         done = await made.erase(cancel=True)
+        await other.calls.note("other", Entry("remark", "", 2.0, b""))
+        await other.runs.leave("other", "done")
+        other.close()
         held = done.holdings
         assert held.runs == before.holdings.runs
         assert len(held.runs) == 7
         assert held.workspaces == [f"{ANN}-shelf"]
         assert held.shared == ["team"]
         (window,) = [each for each in await made.journal.spending.list() if each.window.by == "principal"]
-        assert held.votes == [("vote", "votes"), ("raise of a cap", window.window.id)]
+        assert sorted(held.votes) == [
+            ("decision", "bobs"),
+            ("raise of a cap", window.window.id),
+            ("vote", "votes"),
+        ]
         assert window.window.name == BOB
         assert done.has_account
         assert done.entries == 2
@@ -300,10 +344,10 @@ async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_pat
             assert left <= ({*team, *database} if word == "draft" else set()), (
                 word
             )  # what a shared workspace has
-            assert made.holding(said(word, BOB)) or word in ("password", "reply", "key"), word
+            assert made.holding(said(word, BOB)) or word in ("password", "reply", "key", "live"), word
         for at in made.holding(ANN) - stays - team:
             data = made.bytes()[at].replace(said("draft").encode(), b"")
-            assert data.count(ANN.encode()) == 3, at  # the vote, and the raise with its record
+            assert data.count(ANN.encode()) == 4, at  # the vote, the decision, and the raise with its record
         assert not made.holding(f"{ANN}-address-zq")
 
         assert not (await made.journal.runs.verify()).altered
@@ -311,7 +355,9 @@ async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_pat
         assert made.people.audit()[-1]["digest"] == held.digest
         assert made.people.find(ANN) is None
         assert made.people.find(BOB) is not None
+        recorded = contents_of(made, "erasures")
         assert (await made.erase()).holdings.erased_at is not None  # again, which changes nothing
+        assert contents_of(made, "erasures") == recorded
         assert (await made.resume("votes", Workspace("team"), "goes on")).text == "goes on"
         await made.works(BOB, Workspace("team"), f"{BOB}/another")
         await made.works(ANN, Workspace(f"{ANN}-shelf"))  # somebody of that name may come back
@@ -373,6 +419,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
+def contents_of(made: World, chain: str) -> list[Any]:
+    return made.journal._database.transact_now(  # pyright: ignore[reportPrivateUsage]
+        lambda connection: connection.execute(
+            "SELECT link, key FROM records WHERE chain = ?", (chain,)
+        ).fetchall()
+    )
+
+
 def contents(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as connection:
         return list(connection.iterdump())
@@ -400,6 +454,33 @@ async def test_a_run_that_a_process_executes_and_files_that_are_not_applied_are_
             connection.execute("UPDATE records SET state = 'committed' WHERE chain = 'run works'")
         with pytest.raises(ErasureRefused, match="handrail runs discard works"):
             await made.journal.upkeep.erase(ANN)
+
+
+async def test_a_workspace_that_others_have_written_to_stays(place: Path) -> None:
+    """Even after their runs were forgotten. A workspace in which only the person's runs are known goes, also with a run that never wrote."""
+    async with world(str(place / "runs.db"), place) as made:
+        await made.works(BOB, Workspace("was-shared"))
+        await made.works(ANN, Workspace("was-shared"))
+        await made.works(ANN, Workspace("own"), f"{ANN}/own")
+        await runs.forget(made.journal, before=datetime.now(UTC) + timedelta(1))
+        assert not await ids(made.journal)
+        assert made.holding(f"{ANN}/own")
+        held = await made.journal.upkeep.holdings(ANN)
+        assert (held.workspaces, held.shared) == (["own"], ["was-shared"])
+        begun = RunRecord(id="died", session_id="s", principal=ANN, prompt="p", model="m", began_at=1.0)
+        await made.journal.runs.begin(begun)
+        await made.journal.workspaces.acquire("was-shared", "died")  # and never released
+        await made.journal.runs.leave("died", "done")
+        await made.erase()
+        assert [line.name for line in await made.journal.workspaces.list()] == ["was-shared"]
+        row = await made.journal.workspaces.get("was-shared")
+        assert row is not None
+        assert not row.run_id
+        assert not (await made.journal.runs.verify()).altered
+        assert not made.holding(
+            f"{ANN}/own"
+        )  # nor in the list of sessions, which had named it since it was forgotten
+        await made.works(BOB, Workspace("was-shared"), f"{BOB}/later")
 
 
 async def test_lists_that_were_altered_are_not_signed_again(place: Path) -> None:
@@ -431,6 +512,22 @@ async def test_bytes_in_the_log_are_told_while_another_process_reads(place: Path
         reader.close()
         assert (await made.erase()).is_compact
         assert not made.holding(said("draft"))
+
+
+async def test_sessions_that_were_forgotten_are_still_named_until_then(place: Path) -> None:
+    """A person of whom only the list of sessions tells is erased from it. Of somebody of whom there is nothing, nothing is recorded."""
+    async with world(str(place / "runs.db"), place) as made:
+        begun = RunRecord(id="r", session_id=f"{ANN}/t", principal=ANN, prompt="p", model="m", began_at=1.0)
+        await made.journal.runs.begin(begun)
+        await made.journal.runs.leave("r", "done")
+        await made.journal.runs.forget(["r"])
+        assert made.holding(ANN)
+        assert (await made.erase()).is_compact
+        assert not made.holding(ANN)
+        assert len(contents_of(made, "erasures")) == 1
+        await runs.erase(made.journal, "nobody")
+        assert len(contents_of(made, "erasures")) == 1
+        assert not (await made.journal.runs.verify()).altered
 
 
 async def test_a_full_disk_while_the_file_is_rewritten(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,8 +594,6 @@ def erase_and_die(path: Path, number: int) -> int | None:
     connect = sqlite3.connect
     sqlite3.connect = lambda *given, **named: connect(*given, factory=Connection, **named)  # type: ignore[assignment]  # only in this child
     try:
-        from handrail import SqliteJournal
-
         journal = SqliteJournal(path, watch=None, inline=True)
         accounts = AccountsFile(people_path(path))
         asyncio.run(runs.erase(journal, ANN, accounts=accounts))
@@ -556,9 +651,6 @@ async def end(
     await journal.runs.leave(id, status)
 
 
-NOW = datetime(2030, 1, 1, tzinfo=UTC)
-
-
 class Calendar:
     """A clock that tests set."""
 
@@ -579,8 +671,6 @@ def calendar() -> Calendar:
 
 @pytest.fixture
 def journal(tmp_path: Path, calendar: Calendar) -> Iterator[AnyJournal]:
-    from handrail import SqliteJournal
-
     with closing(SqliteJournal(tmp_path / "runs.db", watch=None, clock=calendar)) as opened:
         yield opened
 
@@ -666,7 +756,7 @@ async def test_one_process_sweeps_in_an_hour(
         with monkeypatch.context() as patch:
             patch.setattr("handrail.runs.retention.asyncio.sleep", pause)
             with pytest.raises(Looked):
-                await keep_sweeping(journal, [Retention(timedelta(days=1))])
+                await keep_sweeping(journal, [Retention(timedelta(minutes=1))])
 
     await end(journal, "old", NOW)
     calendar.time += timedelta(days=9)
@@ -683,3 +773,42 @@ async def test_one_process_sweeps_in_an_hour(
     calendar.time += timedelta(hours=1)
     await look()
     assert await ids(journal) == set()
+
+
+async def until_gone(journal: AnyJournal) -> None:
+    while await ids(journal):
+        await asyncio.sleep(0)
+
+
+async def test_servers_and_workers_delete_what_was_kept_long_enough(
+    journal: AnyJournal, calendar: Calendar
+) -> None:
+    """A server and a worker apply their rules from their start on, and end as always."""
+    rules = [Retention(timedelta(days=1))]
+    await end(journal, "old", NOW)
+    calendar.time += timedelta(days=9)
+    stop = asyncio.Event()
+    working = asyncio.ensure_future(Runner(journal, [], retention=rules).run(stop))
+    await until_gone(journal)
+    stop.set()
+    await working
+    await end(journal, "new", NOW)
+    calendar.time += timedelta(days=9)
+    source = PromptSource(PROMPT, Adapter(ScriptedModel([]), journal=journal))
+    async with ServedApp(source, journal=journal, retention=rules).lifespan():
+        await until_gone(journal)
+
+
+def test_the_option_names_a_state_and_a_span() -> None:
+    day = timedelta(days=1)
+    assert parse_retention(["90d", "failed=12h"], "app:x") == [
+        Retention(90 * day, app="app:x"),
+        Retention(day / 2, {"failed"}, "app:x"),
+    ]
+    for wrong, said in (
+        ("parked=1d", "does not begin with"),
+        ("1y", "not a span of time"),
+        ("", "not a span"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            parse_retention([wrong], "app:x")

@@ -456,8 +456,8 @@ def divergence_data(found: Divergence) -> dict[str, Any]:
 
 
 BEYOND = (
-    "Not reached: what others wrote about them, backups and exports, the logs of servers and of the database, files outside workspaces, "
-    "copies on other hosts, and what model providers and tools were sent."
+    "Not reached: what others wrote about them, backups and exports, the logs of servers and of a database, and its files until VACUUM FULL, "
+    "files outside workspaces, copies on other hosts, and what model providers and tools were sent."
 )
 
 

@@ -37,32 +37,22 @@ class Person(NamedTuple):
 Eraser = Callable[[Connection, Chains, Person], object]
 
 
-def _erase_runs(connection: Connection, chains: Chains, person: Person) -> None:
-    remove_runs(connection, chains, person.holdings.runs, person.now)
-
-
-def _erase_turns(connection: Connection, chains: Chains, person: Person) -> None:
-    connection.execute("DELETE FROM turns WHERE principal = ?", (person.name,))
-
-
-def _erase_workspaces(connection: Connection, chains: Chains, person: Person) -> None:
-    erase_workspaces(connection, chains, person.holdings.workspaces, frozenset(person.holdings.runs))
-
-
-def _erase_lists(connection: Connection, chains: Chains, person: Person) -> None:
-    erase_from_lists(connection, chains, person.holdings.sessions, person.name)
-
-
-def _erase_windows(connection: Connection, chains: Chains, person: Person) -> None:
-    erase_windows(connection, chains, person.name)
-
-
 ERASERS: Sequence[tuple[str, Eraser | None]] = (
-    ("runs questions tickets blob_runs blobs", _erase_runs),
-    ("turns", _erase_turns),
-    ("workspaces workspace_files", _erase_workspaces),
-    ("spending reservations", _erase_windows),
-    ("records chains", _erase_lists),
+    (
+        "runs turns questions tickets blob_runs blobs",
+        lambda connection, chains, of: remove_runs(connection, chains, of.holdings.runs, of.now),
+    ),
+    (
+        "workspaces workspace_files",
+        lambda connection, chains, of: erase_workspaces(
+            connection, chains, of.holdings.workspaces, of.holdings.runs
+        ),
+    ),
+    ("spending reservations", lambda connection, chains, of: erase_windows(connection, chains, of.name)),
+    (
+        "records chains",
+        lambda connection, chains, of: erase_from_lists(connection, chains, of.holdings.sessions, of.name),
+    ),
     ("about workers", None),
 )
 """What deletes a person's rows, in this order, with the tables that it is there for. None: no row is about a person.
@@ -94,17 +84,18 @@ class SqlUpkeep(Role):
         held = person.holdings
         if held.unfinished or held.unapplied:
             raise ErasureRefused(principal, held.unfinished, held.unapplied)
-        if not (held.runs or held.sessions or held.workspaces or windows_of(connection, principal)):
-            return held
         for session_id in {*held.sessions} - {*person.own_sessions}:
             check_session(connection, chains, session_id)
+        before = connection.total_changes
         for _, erase in (*self._database.erasers, *ERASERS):
             if erase is not None:
                 erase(connection, chains, person)
+        if connection.total_changes == before:
+            return held
         count = {"runs": len(held.runs), "sessions": len(held.sessions), "workspaces": len(held.workspaces)}
         body = msgspec.msgpack.encode(count)
         chains.append(connection, ERASURES, _ERASED, held.digest, body, at=person.now)
-        return held
+        return msgspec.structs.replace(held, erased_at=person.now)
 
     async def compact(self) -> bool:
         return await self._database.compact()
@@ -206,24 +197,13 @@ def _users(connection: Connection) -> Mapping[str, set[str]]:
 
 
 def _votes(connection: Connection, name: str, runs: Mapping[str, None]) -> Iterator[tuple[str, str]]:
-    """Yield the votes, answers and decisions of a person in the runs and sessions of others."""
-    own = {outside_chain(run_id) for run_id in runs}
-    for kind in (VOTE, ANSWER):
-        for chain, body in connection.execute("SELECT chain, body FROM records WHERE kind = ?", (kind,)):
-            if chain not in own and msgspec.msgpack.decode(body, type=_By).by == name:
-                yield kind, chain.partition(" ")[2]
-    windows = windows_of(connection, name)
-    for chain, body in connection.execute("SELECT chain, body FROM records WHERE kind = ?", (RAISED,)):
-        window = chain.partition(" ")[2]
-        if window not in windows and msgspec.msgpack.decode(body, type=_By).by == name:
-            yield "raise of a cap", window
-    for chain, body in fetch(
-        connection, "SELECT chain, body FROM records WHERE kind IN ('remembered', 'revoked')"
-    ):
+    """Yield the votes, answers, decisions and raises of a cap that a person gave in the runs, sessions and windows of others."""
+    own = {*map(outside_chain, runs), *(f"spending {each}" for each in windows_of(connection, name))}
+    query = "SELECT chain, kind, body FROM records WHERE kind IN (?, ?, ?, 'remembered', 'revoked')"
+    for chain, kind, body in connection.execute(query, (VOTE, ANSWER, RAISED)):
         owner = decisions_of(chain)
-        if (
-            owner is not None
-            and owner[1] != name
-            and msgspec.json.decode(body, type=_Decided).item.by == name
-        ):
-            yield "decision", owner[0]
+        if owner is not None:
+            if owner[1] != name and msgspec.json.decode(body, type=_Decided).item.by == name:
+                yield "decision", owner[0]
+        elif chain not in own and msgspec.msgpack.decode(body, type=_By).by == name:
+            yield "raise of a cap" if kind == RAISED else kind, chain.partition(" ")[2]

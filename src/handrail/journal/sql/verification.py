@@ -101,9 +101,11 @@ def erase_from_lists(
             chains.remove(connection, decision_chain(session_id, principal))
             chains.rewrite(connection, own, [NewRecord.again(own, each) for each in begun.values()])
             ((first[session_id],),) = fetch(connection, _FIRST, own)
-    listed = _begun(chains, SESSIONS, chains.read(connection, SESSIONS), SESSION).values()
-    again = [NewRecord.again(SESSIONS, each, first.get(each.key)) for each in listed]
-    chains.rewrite(connection, SESSIONS, again)
+    records = chains.read(connection, SESSIONS)
+    listed = _begun(chains, SESSIONS, records, SESSION).values()
+    if first or len(listed) < len(records):
+        again = [NewRecord.again(SESSIONS, each, first.get(each.key)) for each in listed]
+        chains.rewrite(connection, SESSIONS, again)
 
 
 def check_session(connection: Connection, chains: Chains, session_id: str) -> list[str]:
