@@ -198,6 +198,12 @@ async def test_a_nested_run_is_inside_its_call():
     assert seen.inside("execute_tool nest")[:2] == ["execute_tool wave", "invoke_agent inner"]
     assert seen.inside("invoke_agent inner") == ["chat script", "execute_tool greet", "chat script"]
     assert len({span.context.trace_id for span in seen.spans}) == 1
+    workflows = {
+        span.name: span.attributes[names.WORKFLOW_NAME]
+        for span in seen.spans
+        if names.WORKFLOW_NAME in span.attributes
+    }
+    assert workflows == {"invoke_agent outer": "outer"}
 
 
 async def test_attempts_of_requests():

@@ -217,6 +217,10 @@ class Spans:
             names.WORKER_ID: run.worker_id,
             names.SYSTEM_INSTRUCTIONS: self._shown(run, lambda: [text_part(fact.text)]),
         }
+        outermost: Any = self._span(run, "leg", run.request_id)
+        if not root and outermost is not None:  # with other agents inside, it is a workflow too
+            name = getattr(outermost, "attributes", {}).get(names.AGENT_NAME, "")
+            outermost.set_attribute(names.WORKFLOW_NAME, name)
         links = self._earlier(run, span_of(run.run_id, run.attempt - 1), fact.earlier) if fact.earlier else []
         current = trace.get_current_span().get_span_context()
         if root and current.is_valid and f"{current.span_id:016x}" != run.traceparent[36:52]:
