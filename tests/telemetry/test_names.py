@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from importlib.metadata import files
+from pathlib import Path
 from types import ModuleType
 
 from handrail.telemetry import names
+from support import ROOT
 
 NEWER = {
     "gen_ai.skill.name": "the conventions' refinements of execute_tool for skills, which no package has yet",
@@ -42,6 +44,14 @@ def test_every_name_is_ours_or_the_conventions():
     foreign = {each for each in OURS if not each.startswith(("handrail", "https://"))}
     values = {names.CHAT, names.INVOKE_AGENT, names.EXECUTE_TOOL, names.OTHER}
     assert foreign - values - known() == set(NEWER)
+
+
+def test_every_name_is_used():
+    """No name is there that no span, attribute or metric has."""
+    sources = [each for each in (ROOT / "src").rglob("*.py") if each != Path(str(names.__file__))]
+    text = "\n".join(each.read_text() for each in sources)
+    constants = {name for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    assert {name for name in constants if not re.search(rf"\bnames\.{name}\b", text)} == set()
 
 
 def test_operations_are_the_conventions():
