@@ -8,8 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import FastAPI, Form, Request
-from fastapi.responses import FileResponse, RedirectResponse, Response
+from fastapi import Body, FastAPI, Request
+from fastapi.responses import FileResponse, Response
 
 from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, SqliteJournal, ToolCall, tool
 from handrail.messages import ModelRequest, ToolMessage
@@ -55,9 +55,9 @@ async def page() -> FileResponse:
 
 
 @app.post("/login")
-async def login(name: Annotated[str, Form()]) -> Response:  # check a password here
+async def login(name: Annotated[str, Body(embed=True)]) -> Response:  # check a password here
     session = secrets.token_urlsafe()
     signed_in[session] = name
-    response = RedirectResponse("/", status_code=303)
+    response = Response(status_code=204)
     response.set_cookie("session", session, httponly=True, samesite="strict")
     return response

@@ -286,6 +286,8 @@ def test_fork_undo_replay(line: Line):
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
     assert "No differences: 3 steps" in line("replay", "tea")
+    assert "No differences: 3 steps" in line("replay", "tea", "--app", "the_app.py")
+    assert "No differences: 3 steps" in line("replay", "tea", "--app", line.base / "the_app.py:prompt")
     assert line.json("undo", "tea", written)["paths"] == ["a"]
     assert not (line.base / "files" / "a").exists()
     assert "already been undone" in line("undo", "tea", written, code=1)
@@ -379,6 +381,7 @@ def test_a_person_is_exported_and_erased(line: Line):
             2,
         ),
         (["replay", "tea", "--app", "the_app:nothing"], "there is no Prompt at", 1),
+        (["replay", "tea", "--app", "nothing.py"], "there is no file 'nothing.py'", 2),
         (["replay", "tea", "--files", "nowhere"], "no such folder", 2),
         (["import", "the_app.py"], "not an exported run", 1),
         (["import", "nowhere.jsonl"], "it can't be read: No such file or directory", 1),

@@ -981,7 +981,7 @@ def test_the_same_problem_is_said_once():
     assert "item.odd (as Box): unknown; remove it. Known here: item" in said
 
 
-NOT_JSON = "the arguments are not valid JSON: "
+NOT_JSON = "not valid JSON: "
 
 
 @pytest.mark.parametrize(

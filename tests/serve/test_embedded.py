@@ -60,7 +60,7 @@ def test_a_page_of_ones_own_asks_and_streams(server: Served, browser: Browser) -
     assert context.request.get(f"/agents/threads/{thread}").ok
     assert errors == []
     stranger = browser.new_context(base_url=server.url)
-    stranger.request.post("/login", form={"name": "bob"})
+    stranger.request.post("/login", data={"name": "bob"})
     assert stranger.request.get(f"/agents/threads/{thread}").status == 404
     stranger.close()
     context.close()

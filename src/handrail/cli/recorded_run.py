@@ -183,7 +183,11 @@ class RecordedRun:
         from handrail.runs.cases import adapter_at
 
         record = self.row.record
-        named = app or record.app
+        named = record.app
+        if app:
+            from handrail.serve.sources import recorded_name
+
+            named = recorded_name(app)
         try:
             worker = None
             if named.endswith(".md"):

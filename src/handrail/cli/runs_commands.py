@@ -167,8 +167,8 @@ App = Annotated[
     str | None,
     typer.Option(
         "--app",
-        metavar="NAME",
-        help="The code: module:name, or a worker's file. Default: what the run began with.",
+        metavar="APP",
+        help="The code: module:name, a file (app.py:name), or a worker's file. Default: what the run began with.",
     ),
 ]
 NewId = Annotated[
@@ -701,8 +701,10 @@ async def export(
     if not (app_ or row.record.app):
         problem = "it began without a reference to its agent, which a case needs"
         raise RunError(id, problem, "Name the agent: --app module:name.")
+    from handrail.serve.sources import recorded_name
+
     made = await runs.make_case(
-        journal, id, app=app_ or "", files=files, tools=dict.fromkeys(real or (), "real")
+        journal, id, app=recorded_name(app_ or ""), files=files, tools=dict.fromkeys(real or (), "real")
     )
     made.save(path)
     lacking = made.lacking

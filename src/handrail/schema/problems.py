@@ -270,7 +270,7 @@ def _what(
 
 
 def _not_json(location: Location, context: Mapping[str, Any]) -> str:
-    subject = "must be JSON" if location else "the arguments are not valid JSON"
+    subject = "must be JSON" if location else "not valid JSON"
     return f"{subject}: {context.get('error', 'it contains a lone surrogate')}"
 
 

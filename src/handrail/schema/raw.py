@@ -48,7 +48,7 @@ class RawSchema(Schema[dict[str, Any]]):
         try:
             value: Any = pydantic_core.from_json(data, allow_inf_nan=False)
         except ValueError as error:
-            raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
+            raise ToolValidationError(f"not valid JSON: {error}") from None
         if not isinstance(value, dict):
             raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
         wrong = [f"{each.where} {each.what}" for each in infinities_in(data, self.json_schema)]

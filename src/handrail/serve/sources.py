@@ -214,7 +214,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         return Loaded(_worker_of(path, model, approvals, files))
     named, _, attribute = app.partition(":")
     module = load_app_module(named)
-    attribute = attribute or ("prompt" if hasattr(module, "prompt") else "agent")
+    attribute = attribute or _default_name(module)
     found: Any = getattr(module, attribute, None)
     adapter: Any = getattr(module, "adapter", None)
     prompt: object = found
@@ -245,6 +245,22 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         description=description or (module.__doc__ or "").strip().partition("\n")[0],
     )
     return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
+
+
+def recorded_name(app: str) -> str:
+    """Return the name that runs record for an app. A file, `app.py:name`, has the name under which it is imported.
+
+    Raises `DefinitionError` if the file can't be loaded.
+    """
+    named, _, attribute = app.partition(":")
+    if not named.endswith(".py"):
+        return app
+    module = load_app_module(named)
+    return f"{module.__name__}:{attribute or _default_name(module)}"
+
+
+def _default_name(module: ModuleType) -> str:
+    return "prompt" if hasattr(module, "prompt") else "agent"
 
 
 def load_app_module(named: str) -> ModuleType:
