@@ -407,7 +407,8 @@ def test_a_skill_that_is_gone_is_an_error_for_the_model(skills: Path, tmp_path: 
     (tmp_path / "work").mkdir()
     call = ToolCall("run_skill_script", {"skill": "fill-forms", "script": "scripts/fill.py"})
     _, (result,) = run(section, call, files=DirectoryFilesystem(tmp_path / "work"))
-    assert result.render().startswith("The script was not run.")
+    assert not result.success
+    assert result.render().startswith("scripts/fill.py was not run.")
 
 
 def test_any_name_of_a_file_can_be_sent(tmp_path: Path) -> None:

@@ -259,7 +259,8 @@ class Interpreter:
                 elif at.is_os_function:
                     at = at.resume_not_handled()
                 elif at.function_name not in self._functions:
-                    at = at.resume(Outcome(error="NameError", message=_undefined(at.function_name)).answer)
+                    said = f"name {at.function_name!r} is not defined: no tool is offered by that name"
+                    at = at.resume(Outcome(error="NameError", message=said).answer)
                 else:
                     return Called(at.call_id, at.function_name, bool(at.args), self._arguments(at.kwargs))
                 self._at = at
@@ -314,10 +315,6 @@ def _short(message: str) -> str:
     """Return the end of a message, which says what is wrong."""
     message = message.strip()
     return message if len(message) <= _LONGEST_ERROR else f"…{message[-_LONGEST_ERROR:]}"
-
-
-def _undefined(name: str) -> str:
-    return f"name {name!r} is not defined: no tool is offered by that name"
 
 
 def _fits(value: Any, most: int) -> bool:

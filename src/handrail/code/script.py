@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pydantic_core
@@ -83,13 +83,6 @@ class Suspended(msgspec.Struct, frozen=True):
     suspensions: int
 
 
-class Ran(NamedTuple):
-    """What came of a script."""
-
-    value: Any
-    printed: str
-
-
 class Script:
     """One attempt at a script."""
 
@@ -125,8 +118,8 @@ class Script:
         self._is_kept = False
         """Whether the script is suspended as it is now."""
 
-    async def run(self) -> Ran:
-        """Run the script, and return its value and what it printed. Raises `ScriptError` if it is refused or fails."""
+    async def run(self) -> Any:
+        """Run the script, and return its value. Raises `ScriptError` if it is refused or fails."""
         try:
             if self._is_new:
                 await self._note(self._noted)
@@ -136,7 +129,7 @@ class Script:
             while isinstance(step, Waiting):
                 step = await self._go_on(step.ids)
             self._check_awaited()
-            return Ran(step.value, self.printed)
+            return step.value
         finally:
             self._attempt.suspend = None
             try:

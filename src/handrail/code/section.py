@@ -70,7 +70,7 @@ def script_tool(limits: Limits) -> Tool[Any, Any]:
         offered = [tool for tool in attempt.run.tools.values() if _is_offered(tool)]
         script = Script(attempt, params.script, function_names(offered), limits)
         try:
-            ran = await script.run()
+            value = await script.run()
         except ScriptRefused as error:
             return ToolResult.error(f"The script was not run: {error}")
         except ScriptError as error:
@@ -78,7 +78,7 @@ def script_tool(limits: Limits) -> Tool[Any, Any]:
             return ToolResult.error(
                 f"The script failed, so what it did is undone if possible: {error}{printed}"
             )
-        return ToolResult.ok(ran.value, ran.printed)
+        return ToolResult.ok(value, script.printed)
 
     tool = ScriptTool(
         SCRIPT,

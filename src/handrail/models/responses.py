@@ -188,12 +188,8 @@ def _items(takes: Takes, wire: str, searcher: str, unplaced: frozenset[str], mes
     """Convert a message to at least one input item, as JSON separated by commas."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [_result(each, takes, searcher) for each in message.results]
-        items += [
-            {
-                "type": "message",
-                "role": "user",
-                "content": each.text,
-            }  # such a result can't say why it has no tools
+        items += [  # the result of a search can't say why it has no tools
+            {"type": "message", "role": "user", "content": each.text}
             for each in message.results
             if each.name == searcher and not each.definitions
         ]

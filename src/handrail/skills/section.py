@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
@@ -36,10 +37,6 @@ folder, which is not the folder of your files: read_skill_file shows its files."
 _TEMPLATE_SCRIPTS = f"""{_TEMPLATE}
 run_skill_script runs its scripts in the folder of your files. What a script changes there is kept only if it exits with code 0."""
 
-SkillName = Annotated[str, Field(description="The name of the skill.")]
-Lines = Annotated[int, Field(ge=1, le=PAGE_LINES, description="How many lines to show.")]
-FirstLine = Annotated[int, Field(ge=1, description="The first line to show.")]
-
 _PROGRAMS = {
     ".py": "python3",
     ".sh": "sh",
@@ -52,22 +49,26 @@ _PROGRAMS = {
 """The program that runs a script, by its suffix."""
 
 
-class NoSuchFile(Exception):
-    """Raised with a message for the model if it names a skill or a file that does not exist."""
+SkillName = Annotated[str, Field(description="The name of the skill, as the list of skills gives it.")]
+Reads = Callable[[str, str, ToolContext], Awaitable[tuple[bytes, str]]]
+"""Returns the content of a skill's file, and what the model is told above it. Raises `SkillRefused`."""
+Finds = Callable[[str, str, ToolContext], AbstractAsyncContextManager[tuple[Skill, str]]]
+"""Finds a skill, and the normalized path of one of its files, for as long as it is used. Raises `SkillRefused`."""
 
 
-def file_of(skills: Mapping[str, Skill], name: str, path: str) -> tuple[Skill, str]:
-    """Return a skill and the normalized path of one of its files. Raises `NoSuchFile` if there is none."""
-    skill = skills.get(name)
-    if skill is None:
-        raise NoSuchFile(f"There is no skill {name!r}. The skills are: {', '.join(skills) or 'none'}.")
+class SkillRefused(Exception):
+    """Raised with a message for the model if a skill, or one of its files, can't be used."""
+
+
+def path_in(skill: str, files: Collection[str], path: str) -> str:
+    """Return the normalized path of one of a skill's files. Raises `SkillRefused` if there is none."""
     try:
         parsed = parse_file_path(path).path
     except FileError as error:
-        raise NoSuchFile(str(error)) from None
-    if parsed not in skill.files:
-        raise NoSuchFile(f"The skill {name!r} has no file {path!r}. Its files are: {listed(skill.files)}.")
-    return skill, parsed
+        raise SkillRefused(str(error)) from None
+    if parsed not in files:
+        raise SkillRefused(f"The skill {skill!r} has no file {path!r}. Its files are: {listed(files)}.")
+    return parsed
 
 
 def listed(files: Collection[str]) -> str:
@@ -76,105 +77,115 @@ def listed(files: Collection[str]) -> str:
     return ", ".join([*list(files)[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
 
 
-def shown_file(path: str, content: bytes, from_line: int, lines: int) -> ToolResult[str]:
-    """Return a page of a skill's file as a result."""
-    try:
-        return ToolResult.ok(page_of(path, content.decode(), from_line, lines))
-    except UnicodeDecodeError:
-        return ToolResult.error(f"{path} is not text: it has {len(content)} bytes that are not UTF-8.")
+def reading_tool(read: Reads, **options: Any) -> Tool[Any, Any]:
+    """Create a tool that shows the files of skills."""
 
-
-async def run_script(
-    shell: Shell,
-    skill: Skill,
-    path: str,
-    arguments: list[str],
-    folder: str,
-    stdin: str | None,
-    context: ToolContext,
-) -> ToolResult[str]:
-    """Run a script of a skill on a call's files, with the skill's folder mounted read-only."""
-    try:
-        await run_in_thread(skill.check)
-    except DefinitionError as error:
-        return ToolResult.error(f"The script was not run. {error}")
-    place = str(skill.folder)
-    program = _PROGRAMS.get(Path(path).suffix)
-    if program is None:
-        known = ", ".join(_PROGRAMS)
-        return ToolResult.error(f"{path} can't be run. The names of scripts end in {known}.")
-    announce(context, SkillUsed, skill.name, skill.description, path)
-    command = [program, f"{place}/{on_disk(path)}", *(each.replace(_PLACE, place) for each in arguments)]
-    try:
-        finished = await shell.mounting(skill.folder).run_on(
-            context.filesystem, command, cwd=folder, stdin=stdin
-        )
-    except ShellError as error:
-        return ToolResult.error(str(error))
-    announce(context, CommandRun, program, finished.exit_code)
-    said = finished.render()
-    return ToolResult.ok(said) if finished.ok else ToolResult.error(said)
-
-
-Script = Annotated[
-    str, Field(description="The script's path in the skill's folder, such as `scripts/fill.py`.")
-]
-Arguments = Annotated[
-    list[str],
-    Field(description=f"The script's arguments. In them, `{_PLACE}` is the path of the skill's folder."),
-]
-Folder = Annotated[str, Field(description="The folder to run it in, relative to the files' folder.")]
-Stdin = Annotated[str | None, Field(description="The script's standard input.")]
-
-
-def _reading_tool(skills: Mapping[str, Skill]) -> Tool[Any, Any]:
-    @tool(effect="read", capabilities={"skills.read"}, description="Show a text file of a skill, in pages.")
+    @tool(effect="read", **options)
     async def read_skill_file(
         skill: SkillName,
         path: Annotated[
             str, Field(description="A path in the skill's folder, such as `references/forms.md`.")
-        ],
-        from_line: FirstLine = 1,
-        lines: Lines = PAGE_LINES,
+        ] = SKILL_FILE,
+        from_line: Annotated[int, Field(ge=1, description="The first line to show.")] = 1,
+        lines: Annotated[int, Field(ge=1, le=PAGE_LINES, description="How many lines to show.")] = PAGE_LINES,
         *,
         context: ToolContext,
     ) -> ToolResult[str]:
         try:
-            owner, parsed = file_of(skills, skill, path)
-            announce(context, SkillUsed, owner.name, owner.description, parsed)
-            content = await run_in_thread(lambda: owner.read(parsed))
-        except NoSuchFile as error:
+            content, above = await read(skill, path, context)
+            return ToolResult.ok(above + page_of(path, content.decode(), from_line, lines))
+        except SkillRefused as error:
             return ToolResult.error(str(error))
-        except OSError as error:
-            return ToolResult.error(f"{path} can't be read: {error.strerror or error}.")
-        return shown_file(path, content, from_line, lines)
+        except UnicodeDecodeError as error:
+            return ToolResult.error(
+                f"{path} is not text: it has {len(error.object)} bytes that are not UTF-8."
+            )
 
     return read_skill_file
 
 
-def _running_tool(skills: Mapping[str, Skill], shell: Shell) -> Tool[Any, Any]:
-    @tool(
-        effect="irreversible" if shell.reach else "staged",
-        capabilities={"proc.exec", "fs.write"},
-        description="Run a script of a skill. Its changes are kept only if it exits with code 0.",
-    )
+def running_tool(find: Finds, shell: Shell, reach: Any, **options: Any) -> Tool[Any, Any]:
+    """Create a tool that runs scripts of skills on a call's files, in the sandbox, with the skill's folder mounted read-only."""
+
+    @tool(**options)
     async def run_skill_script(
         skill: SkillName,
-        script: Script,
-        arguments: Arguments = [],  # noqa: B006 (it is never changed)
-        folder: Folder = ".",
-        stdin: Stdin = None,
+        script: Annotated[
+            str, Field(description="The script's path in the skill's folder, such as `scripts/fill.py`.")
+        ],
+        arguments: Annotated[
+            list[str],
+            Field(
+                description=f"The script's arguments. In them, `{_PLACE}` is the path of the skill's folder."
+            ),
+        ] = [],  # noqa: B006 (it is never changed)
+        folder: Annotated[
+            str, Field(description="The folder to run it in, relative to the files' folder.")
+        ] = ".",
+        stdin: Annotated[str | None, Field(description="The script's standard input.")] = None,
         *,
         context: ToolContext,
     ) -> ToolResult[str]:
         try:
-            owner, path = file_of(skills, skill, script)
-        except NoSuchFile as error:
+            async with find(skill, script, context) as (owner, path):
+                await run_in_thread(owner.check)
+                place = str(owner.folder)
+                program = _PROGRAMS.get(Path(path).suffix)
+                if program is None:
+                    raise SkillRefused(f"The names of scripts end in {', '.join(_PROGRAMS)}.")
+                announce(context, SkillUsed, owner.name, owner.description, path)
+                command = [
+                    program,
+                    f"{place}/{on_disk(path)}",
+                    *(each.replace(_PLACE, place) for each in arguments),
+                ]
+                mounted = shell.mounting(owner.folder)
+                finished = await mounted.run_on(context.filesystem, command, cwd=folder, stdin=stdin)
+        except (SkillRefused, DefinitionError) as error:
+            return ToolResult.error(f"{script} was not run. {error}")
+        except ShellError as error:
             return ToolResult.error(str(error))
-        return await run_script(shell, owner, path, arguments, folder, stdin, context)
+        announce(context, CommandRun, program, finished.exit_code)
+        said = finished.render()
+        return ToolResult.ok(said) if finished.ok else ToolResult.error(said)
 
-    object.__setattr__(run_skill_script, "reach", shell.reach)
+    object.__setattr__(run_skill_script, "reach", reach)
     return run_skill_script
+
+
+def _tools(skills: Mapping[str, Skill], shell: Shell) -> list[Tool[Any, Any]]:
+    def find(name: str, path: str) -> tuple[Skill, str]:
+        skill = skills.get(name)
+        if skill is None:
+            raise SkillRefused(f"There is no skill {name!r}. The skills are: {', '.join(skills) or 'none'}.")
+        return skill, path_in(name, skill.files, path)
+
+    async def read(name: str, path: str, context: ToolContext) -> tuple[bytes, str]:
+        skill, parsed = find(name, path)
+        announce(context, SkillUsed, skill.name, skill.description, parsed)
+        try:
+            return await run_in_thread(lambda: skill.read(parsed)), ""
+        except OSError as error:
+            raise SkillRefused(f"{path} can't be read: {error.strerror or error}.") from None
+
+    @asynccontextmanager
+    async def found(name: str, path: str, context: ToolContext) -> AsyncGenerator[tuple[Skill, str]]:
+        yield find(name, path)
+
+    reading = reading_tool(
+        read, capabilities={"skills.read"}, description="Show a text file of a skill, in pages."
+    )
+    if not any(Path(path).suffix in _PROGRAMS for skill in skills.values() for path in skill.files):
+        return [reading]
+    running = running_tool(
+        found,
+        shell,
+        shell.reach,
+        effect="irreversible" if shell.reach else "staged",
+        capabilities={"proc.exec", "fs.write"},
+        description="Run a script of a skill. Its changes are kept only if it exits with code 0.",
+    )
+    return [reading, running]
 
 
 @checked_arguments
@@ -213,14 +224,11 @@ class Skills(MarkdownSection[Any]):
         for problem in problems:
             log.warning("%s The skill is left out.", problem)
         by_name = {skill.name: skill for skill in skills}
-        has_scripts = any(Path(path).suffix in _PROGRAMS for skill in skills for path in skill.files)
-        tools = [_reading_tool(by_name)]
-        if has_scripts:
-            tools.append(_running_tool(by_name, shell or Shell()))
+        tools = _tools(by_name, shell or Shell())
         super().__init__(
             title=title,
             key=key,
-            template=(_TEMPLATE_SCRIPTS if has_scripts else _TEMPLATE).replace("$", "$$"),
+            template=(_TEMPLATE if len(tools) == 1 else _TEMPLATE_SCRIPTS).replace("$", "$$"),
             tools=tools,
             policies=tuple(policies),
             children=tuple(map(_section_of, skills)),

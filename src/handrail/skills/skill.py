@@ -55,21 +55,16 @@ class Skill(msgspec.Struct, frozen=True):
         words = given if isinstance(given, str) else " ".join(map(str, cast("list[Any]", given)))
         return tuple(dict.fromkeys(match[1] for match in _TOOL.finditer(words)))
 
-    def open(self, path: str) -> int:
-        """Open one of the skill's files, and return its descriptor. Raises `OSError` if it is no regular file of the folder."""
+    def read(self, path: str) -> bytes:
+        """Return the content of one of the skill's files, up to `MOST_BYTES`. Raises `OSError` if it is no regular file of the folder."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            file = open_beneath(folder, on_disk(path), os.O_RDONLY | os.O_NONBLOCK)
+            opened = open_beneath(folder, on_disk(path), os.O_RDONLY | os.O_NONBLOCK)
         finally:
             os.close(folder)
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            return file
-        os.close(file)
-        raise OSError(f"{path} is not a regular file")
-
-    def read(self, path: str) -> bytes:
-        """Return the content of one of the skill's files, up to `MOST_BYTES`. Raises `OSError` as `open` does."""
-        with open(self.open(path), "rb") as file:
+        with open(opened, "rb") as file:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                raise OSError(f"{path} is not a regular file")
             return file.read(MOST_BYTES)
 
     def check(self) -> None:
