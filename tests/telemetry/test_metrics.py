@@ -38,7 +38,7 @@ from handrail.serve.metrics import MemoryMetrics, Metrics
 from handrail.serve.sdk_metrics import SdkMetrics
 from handrail.session import Dispatcher
 from handrail.telemetry import metrics as run_metrics
-from handrail.telemetry.metrics import INSTRUMENTS, UNKNOWN_TOOL
+from handrail.telemetry.metrics import INSTRUMENTS, UNKNOWN
 from handrail.testing import Person, VirtualClock
 from support import ROOT
 from support.parked_runs import answer_to
@@ -190,16 +190,21 @@ async def test_tools_that_a_model_invents_share_one_label():
         await Adapter(ScriptedModel(script)).evaluate(clerk, "Go.")
     duration = samples(metrics)["gen_ai_execute_tool_duration_seconds_count"]
     labels = {dict(key)["gen_ai_tool_name"]: value for key, value in duration.items()}
-    assert labels == {UNKNOWN_TOOL: 5, "greet": 1}
+    assert labels == {UNKNOWN: 5, "greet": 1}
 
 
-async def test_the_number_of_tools_with_labels_is_limited(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run_metrics, "MOST_TOOLS", 1)
+async def test_the_number_of_tools_and_agents_with_labels_is_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_metrics, "MOST_NAMES", 1)
     script = [[ToolCall("greet", {"name": "Ada"}), ToolCall("pay", {"amount": 1})], "done"]
     with observed(MemoryMetrics()) as metrics:
-        await Adapter(ScriptedModel(script)).evaluate(Prompt("p", "x", tools=[greet, pay]), "Go.")
-    duration = samples(metrics)["gen_ai_execute_tool_duration_seconds_count"]
-    assert {dict(key)["gen_ai_tool_name"] for key in duration} == {"greet", UNKNOWN_TOOL}
+        for agent in ("p", "q"):
+            await Adapter(ScriptedModel([*script])).evaluate(Prompt(agent, "x", tools=[greet, pay]), "Go.")
+    found = samples(metrics)
+    for metric, label, own in (("execute_tool", "tool", "greet"), ("invoke_agent", "agent", "p")):
+        values = {
+            dict(key)[f"gen_ai_{label}_name"] for key in found[f"gen_ai_{metric}_duration_seconds_count"]
+        }
+        assert values == {own, UNKNOWN}
 
 
 @tool(effect="staged")

@@ -53,10 +53,10 @@ INSTRUMENTS: Mapping[str, Instrument] = {
         _WAIT_SECONDS,
     ),
 }
-UNKNOWN_TOOL = "unknown"
-"""The label of all tools that a model has invented, and of those beyond `MOST_TOOLS`."""
-MOST_TOOLS = 500
-"""Maximum number of tools with labels of their own."""
+UNKNOWN = "unknown"
+"""The label of all tools that a model has invented, and of tools and agents beyond `MOST_NAMES`."""
+MOST_NAMES = 500
+"""Maximum number of tools, and of agents, with labels of their own."""
 
 
 class Recorder(Protocol):
@@ -107,6 +107,8 @@ class RunMetrics:
         """The outermost runs in whose open leg another run began."""
         self._tools: set[str] = set()
         """The tools with labels of their own."""
+        self._agents: set[str] = set()
+        """The agents with labels of their own."""
 
     def begin(self) -> Callable[[], None]:
         """Observe from now on. Returns a function that stops it."""
@@ -137,7 +139,7 @@ class RunMetrics:
         if run.run_id != run.request_id:
             self._workflows.add(run.request_id)
         for tool in fact.tools:
-            self._label(tool)
+            _label(self._tools, tool)
 
     def _leg_parked(self, fact: events.PromptParked) -> None:
         self._leg_ended(fact, "parked", {})
@@ -154,13 +156,14 @@ class RunMetrics:
         if began is None:
             return  # the run ended while its record was replayed
         seconds = self._monotonic() - began
-        self._to.record(names.INVOKE_AGENT_DURATION, seconds, **{names.AGENT_NAME: fact.prompt}, **error)
+        agent = _label(self._agents, fact.prompt)
+        self._to.record(names.INVOKE_AGENT_DURATION, seconds, **{names.AGENT_NAME: agent}, **error)
         if run.run_id != run.request_id:
             return
         self._to.add(names.LEGS, **{names.RUN_OUTCOME: outcome})
         if run.run_id in self._workflows:
             self._workflows.discard(run.run_id)
-            about = {names.WORKFLOW_NAME: fact.prompt}
+            about = {names.WORKFLOW_NAME: agent}
             self._to.record(names.INVOKE_WORKFLOW_DURATION, seconds, **about, **error)
 
     def _claimed(self, fact: events.RunClaimed) -> None:
@@ -187,17 +190,11 @@ class RunMetrics:
     # Calls.
 
     def _call_ended(self, fact: events.ToolInvoked) -> None:
-        tool = fact.tool if fact.tool in self._tools or fact.status != "invalid" else UNKNOWN_TOOL
-        about = {names.TOOL_NAME: self._label(tool)}
+        tool = fact.tool if fact.tool in self._tools or fact.status != "invalid" else UNKNOWN
+        about = {names.TOOL_NAME: _label(self._tools, tool)}
         if fact.status != "ok":
             about[names.ERROR_TYPE] = fact.status.replace(" ", "_")
         self._to.record(names.EXECUTE_TOOL_DURATION, fact.seconds, **about)
-
-    def _label(self, tool: str) -> str:
-        """Return the label of a tool, and give it one of its own while there is room."""
-        if tool not in self._tools and len(self._tools) < MOST_TOOLS and tool != UNKNOWN_TOOL:
-            self._tools.add(tool)
-        return tool if tool in self._tools else UNKNOWN_TOOL
 
     # People.
 
@@ -208,6 +205,13 @@ class RunMetrics:
         if fact.how == "asked":
             about = {names.APPROVAL_OUTCOME: fact.approval.outcome}
             self._to.record(names.APPROVAL_WAIT, fact.seconds, **about)
+
+
+def _label(known: set[str], name: str) -> str:
+    """Return the label of a tool or an agent, and give it one of its own while there is room among those `known`."""
+    if len(known) < MOST_NAMES and name != UNKNOWN:
+        known.add(name)
+    return name if name in known else UNKNOWN
 
 
 def _request(model: str) -> dict[str, str]:
