@@ -6,10 +6,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from pydantic import SecretStr
-from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from handrail import (
     Adapter,
@@ -30,59 +29,12 @@ from handrail.cli.activity import (
     format_seconds,
     row_line,
 )
-from handrail.cli.screens import Markdown, TextFlow
+from handrail.cli.screens import indented
 from handrail.clock import SYSTEM_CLOCK
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, Progress, ToolStarted
 from handrail.messages import Price, Traits, Usage
 from handrail.models.scripted import Reply
 from handrail.testing import RecordingSubscriber
-
-PIECES = st.lists(st.text("ab 漢\n\t-", max_size=12), max_size=12)
-
-
-@given(PIECES, st.integers(10, 30))
-def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
-    """Every line fits the width, and no text except white space is lost or reordered."""
-    flow = TextFlow(width)
-    out: list[str] = []
-    for piece in pieces:
-        out += flow.feed(piece)
-        assert cell_len(flow.tail) <= width
-    out += flow.end()
-    assert all(cell_len(line) <= width for line in out)
-    assert "".join("".join(out).split()) == "".join("".join(pieces).split())
-
-
-@example(["aaaaaaaaaa ", " "], 10)
-@example(["aaaaaaaaaa ", " b"], 10)
-@given(PIECES, st.integers(10, 30))
-def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Text without tabs gives the same lines, except for trailing spaces, whether fed whole or character by character."""
-    text = "".join(pieces).replace("\t", " ")
-    whole, letters = TextFlow(width), TextFlow(width)
-    at_once = [*whole.feed(text), *whole.end()]
-    by_letter = [line for letter in text for line in letters.feed(letter)]
-    assert [line.rstrip() for line in [*by_letter, *letters.end()]] == [line.rstrip() for line in at_once]
-
-
-def test_a_line_ending_may_be_split_between_pieces():
-    r"""`\r\n` that is split between two pieces ends one line, and a lone `\r` is escaped."""
-    flow = TextFlow(40)
-    assert flow.feed("one\r") == []
-    assert flow.feed("\ntwo") == ["one"]
-    assert flow.feed("\rthree") == []
-    assert flow.end() == ["two\\rthree"]
-
-
-def test_markdown_is_coloured_and_otherwise_unchanged():
-    """Colouring Markdown neither adds nor removes characters, and a code block lasts until its closing fence."""
-    markdown = Markdown()
-    source = ["# Head", "some `code` and **bold** [red]x[/red]", "```py", "# no head", "```", "plain"]
-    made = [markdown.line(line) for line in source]
-    assert [text.plain for text in made] == source
-    assert str(made[0].style) == "bold"
-    assert [str(span.style) for span in made[1].spans] == ["cyan", "bold"]
-    assert [str(text.style) for text in made[2:]] == ["dim", "cyan", "dim", ""]
 
 
 @pytest.mark.parametrize(
@@ -172,14 +124,60 @@ def free(request: Any) -> Any:
     return Reply("It rains.", usage=Usage(10, 5, requests=1))
 
 
-async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
+async def run_and_say(
+    model: ScriptedModel, *, verbose: bool = False, **more: Any
+) -> tuple[Activity, list[str]]:
     """Run a prompt with this model, and return an `Activity` of the run and the lines it gave, without durations."""
     activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
-    prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])
+    options: dict[str, Any] = {"tools": [look, hide, ask_guide], **more}
+    prompt = Prompt("desk", "Answer.", **options)
     async for event in Adapter(model).stream(prompt, "How is it?"):
         said += [line for text in activity.update(event) for line in text.plain.split("\n")]
     return activity, [_timeless(line) for line in said]
+
+
+@tool(effect="irreversible")
+async def insist(context: ToolContext) -> str:
+    """Ask, and go on without an approval."""
+    return "asked" if (await context.request_approval("May I?")).approved else "went on"
+
+
+@tool(effect="irreversible")
+async def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+async def test_a_denial_is_told_once():
+    """The line of a call says that it was denied, and no other line does."""
+    model = ScriptedModel([[ToolCall("pay"), ToolCall("insist")], "done"])
+    lines = await run_and_say(model, policies=[CapabilityPolicy()], tools=[pay, insist])
+    told = "\n".join(lines[1])
+    assert "  ⊘ pay\n    pay was not approved (nobody there)" in told
+    assert told.count("not approved") == 2
+
+
+async def test_a_handler_that_goes_on_after_a_denial_is_told_of():
+    """The denial of what a handler asked stands before the line of its call, which succeeded."""
+    model = ScriptedModel([[ToolCall("insist")], "done"])
+    _, lines = await run_and_say(model, tools=[insist])
+    assert lines == ["  · insist: not approved (nobody there)", "  ✓ insist"]
+
+
+def test_a_wrapped_line_keeps_its_indent():
+    """What does not fit on a line is below its text, and its mark, its styles and its words are kept."""
+    text = Text("    ✗ look\n      one two three four five six")
+    text.stylize("red", 4, 5)
+    lines = indented(text, Console(width=20)).split("\n")
+    assert [line.plain.rstrip() for line in lines] == [
+        "    ✗ look",
+        "      one two three",
+        "      four five six",
+    ]
+    shown = indented(Text("  · a long line about a call"), Console(width=16)).split("\n")
+    assert [line.plain.rstrip() for line in shown] == ["  · a long line", "    about a call"]
+    assert str(lines[0].spans[0].style) == "red"
 
 
 def _timeless(line: str) -> str:

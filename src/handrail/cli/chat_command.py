@@ -186,7 +186,7 @@ class Chat:
     def _print_outcome(self, outcome: TurnOutcome) -> None:
         view, response = self._view, outcome.response
         if response is not None:
-            view.answer(answer_text(response))
+            view.answer(answer_text(response), literal=not isinstance(response.output, str | None))
             if outcome.note:
                 self._warn(outcome.note, "yellow")
             if not self._quiet:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Literal, TextIO, cast
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
@@ -17,6 +17,7 @@ from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.segment import ControlType, Segment
 from rich.text import Text
+from rich.theme import Theme
 
 from handrail.cli.activity import Activity, format_progress, indent, queued_line
 from handrail.cli.line_editor import LineEditor
@@ -39,6 +40,9 @@ from handrail.events import (
 from handrail.messages import AssistantMessage
 from handrail.text.rendering import escape, escape_line
 from handrail.text.terminal import is_terminal, wants_colour
+
+if TYPE_CHECKING:
+    from handrail.cli.markdown import MarkdownFlow
 
 Protocol = Literal["kitty", "iterm"]
 
@@ -121,11 +125,23 @@ def _iterm(attachment: Attachment) -> str:
     return f"\x1b]1337;File={how}:{data}\x07"
 
 
+THEME = Theme(
+    {
+        "markdown.code": "cyan",
+        "markdown.h1": "bold underline",
+        **{f"markdown.h{level}": "bold" for level in range(2, 7)},
+        "markdown.block_quote": "dim",
+        "markdown.item.number": "bold",
+        "markdown.table.border": "dim",
+        "markdown.table.header": "bold",
+    }
+)
+"""Styles that can be read on a light and on a dark background: none has a background, and colours are the terminal's own."""
+
 _REFRESH_SECONDS = 0.1
 _PROGRESS_SECONDS = 5.0
 """Minimum seconds between two progress lines of one call in a plain view."""
 _UNLIMITED = 10_000
-_INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
 
 def make_console(stream: TextIO, *, live: bool = False, width: int | None = None) -> Console:
@@ -141,6 +157,7 @@ def make_console(stream: TextIO, *, live: bool = False, width: int | None = None
         markup=False,
         emoji=False,
         width=width,
+        theme=THEME,
     )
 
 
@@ -190,8 +207,8 @@ class View:
         """Print a line that is not about one of the run's events."""
         self._print([text if isinstance(text, Text) else Text(text, style)])
 
-    def answer(self, text: str) -> None:
-        """Print a run's answer, unless it was streamed already."""
+    def answer(self, text: str, *, literal: bool = False) -> None:
+        """Print a run's answer, unless it was streamed already. A `literal` one is not Markdown."""
         raise NotImplementedError
 
     def abandon(self) -> None:
@@ -270,9 +287,9 @@ class PlainView(View):
             return []
         if not message.calls or not message.text.strip():
             return []
-        return [Text(line) for line in TextFlow(_UNLIMITED).wrap(message.text.strip())]
+        return [Text(line) for line in escape(message.text.strip()).split("\n")]
 
-    def answer(self, text: str) -> None:
+    def answer(self, text: str, *, literal: bool = False) -> None:
         if text:
             sys.stdout.write(escape(text) + ("" if text.endswith("\n") else "\n"))
             sys.stdout.flush()
@@ -283,7 +300,27 @@ class PlainView(View):
 
     def _print_line(self, line: Text | Picture) -> None:
         if not self._quiet:
-            self.console.print(line, soft_wrap=True)
+            shown = (
+                indented(line, self.console) if isinstance(line, Text) and self.console.is_terminal else line
+            )
+            self.console.print(shown, soft_wrap=True)
+
+
+_INDENT = re.compile(r" *(?:[^\w\s] )?")
+
+
+def indented(text: Text, console: Console) -> Text:
+    """Wrap the lines of a text so that what follows has the indent of its line, without the mark that the line begins with."""
+    lines: list[Text] = []
+    for line in text.split("\n", allow_blank=True):
+        found = _INDENT.match(line.plain)
+        indent = 0 if found is None else cell_len(found[0])
+        if line.cell_len <= console.width or indent > console.width // 2:
+            lines.append(line)
+            continue
+        first, *more = line[indent:].wrap(console, console.width - indent, overflow="fold")
+        lines += [line[:indent] + first, *(Text(" " * indent) + each for each in more)]
+    return Text("\n").join(lines)
 
 
 class LiveView(View):
@@ -298,15 +335,14 @@ class LiveView(View):
         super().__init__(make_console(sys.stdout, live=True), clock, verbose=verbose)
         self._pictures: Protocol | None = protocol_of(os.environ)
         self._live: Live | None = None
-        self._flow = TextFlow(self.console.width)
-        self._markdown = Markdown()
+        self._flow = self._new_flow()
         self._streamed = ""
         self._has_answered = False
         """Whether the text of the newest message of the outermost run's model, which called nothing, has been streamed."""
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
-        self._flow, self._markdown = TextFlow(self.console.width), Markdown()
+        self._flow = self._new_flow()
         self._streamed, self._has_answered = "", False
         with super().begin():
             drawing = asyncio.get_running_loop().create_task(self._draw())
@@ -332,9 +368,9 @@ class LiveView(View):
     def show(self, event: object) -> None:
         if isinstance(event, TextDelta) and event.run_context.run_id == self.activity.root:
             self._streamed += event.text
-            self._flow.width = max(self.console.width, 10)
+            self._flow.resize(self.console.width)
             self._print(self.activity.update(event))
-            self._print([self._markdown.line(line) for line in self._flow.feed(event.text)])
+            self._print(self._flow.feed(event.text))
             return
         if isinstance(event, MessageAdded) and event.run_id == self.activity.root:
             message = event.message
@@ -360,10 +396,9 @@ class LiveView(View):
         self._end_text()
         super().note(text, style)
 
-    def answer(self, text: str) -> None:
+    def answer(self, text: str, *, literal: bool = False) -> None:
         if text and not self._has_answered:
-            markdown = Markdown()
-            self._print([markdown.line(line) for line in TextFlow(self.console.width).wrap(text)])
+            self._print(self._new_flow().whole(text, literal=literal))
 
     def abandon(self) -> None:
         with contextlib.suppress(Exception):
@@ -389,10 +424,16 @@ class LiveView(View):
             self._refresh()
 
     def _print_line(self, line: Text | Picture) -> None:
-        self.console.print(line, soft_wrap=False, overflow="fold", crop=isinstance(line, Text))
+        shown = indented(line, self.console) if isinstance(line, Text) else line
+        self.console.print(shown, soft_wrap=False, overflow="fold", crop=isinstance(line, Text))
+
+    def _new_flow(self) -> MarkdownFlow:
+        from handrail.cli.markdown import MarkdownFlow
+
+        return MarkdownFlow(self.console, self.console.width)
 
     def _end_text(self) -> None:
-        self._print([self._markdown.line(line) for line in self._flow.end()])
+        self._print(self._flow.end())
 
     def _start(self) -> None:
         if self._live is None:
@@ -417,11 +458,14 @@ class LiveView(View):
                 live.stop()
 
     def _below(self) -> Group:
-        """Return what is drawn below the finished lines: the line being written, the work in progress, and what is said to the run."""
-        tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
-        queued = [queued_line(each) for each in self.activity.queued.values()]
-        typed = [self._typed_line()] if self.editor.text else []
-        return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)), *queued, *typed)
+        """Return what is drawn below the finished lines: the lines being written, the work in progress, and what is said to the run."""
+        lines = self.activity.live_lines(max(self.console.height // 2, 3))
+        lines += [queued_line(each) for each in self.activity.queued.values()]
+        lines += [self._typed_line()] if self.editor.text else []
+        room = max(
+            self.console.height - len(lines) - 1, 1
+        )  # if there is more, its end is what is being written
+        return Group(*self._flow.tail[-room:], *lines)
 
     def _typed_line(self) -> Text:
         """Return the end of the line that is being typed, as far as it fits."""
@@ -440,87 +484,3 @@ class LiveView(View):
             await asyncio.sleep(_REFRESH_SECONDS)
             if self.activity.rows or self.activity.thinking:
                 self._refresh()
-
-
-class TextFlow:
-    """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
-
-    A returned line never changes. `tail` is the line that is still being written. Its last word moves to the next line
-    if the rest of the word does not fit.
-    """
-
-    def __init__(self, width: int) -> None:
-        self.width = max(width, 10)
-        self.tail = ""
-        self._return = False
-        self._at_break = False
-
-    def wrap(self, text: str) -> list[str]:
-        """Break a whole text into lines."""
-        return [*self.feed(text), *self.end()]
-
-    def feed(self, piece: str) -> list[str]:
-        """Add a piece of text and return the lines that are now complete."""
-        if self._return:
-            piece, self._return = f"\r{piece}", False
-        if piece.endswith("\r"):  # this may be the first half of \r\n
-            piece, self._return = piece[:-1], True
-        text = escape(piece)
-        if self._at_break:  # spaces at the end of a full line are not carried over to the next line
-            text = text.lstrip(" ")
-            self._at_break = not text
-        *whole, last = f"{self.tail}{text}".expandtabs(4).split("\n")
-        lines = [part for line in whole for part in self._wrap_line(line)]
-        *full, self.tail = self._wrap_line(last)
-        self._at_break = self._at_break or (bool(full) and not self.tail)
-        return lines + full
-
-    def end(self) -> list[str]:
-        """End the text and return the line that is still being written, if any."""
-        left, self.tail, self._return, self._at_break = self.tail, "", False, False
-        return [left] if left else []
-
-    def _wrap_line(self, line: str) -> list[str]:
-        lines: list[str] = []
-        while cell_len(line) > self.width:
-            fits = _prefix(line, self.width)
-            space = fits.rfind(" ") if len(fits) < len(line) and line[len(fits)] != " " else len(fits)
-            at = space if space > 0 and fits[:space].strip() else len(fits)
-            lines.append(line[:at].rstrip())
-            line = line[at:].lstrip(" ")
-        return [*lines, line]
-
-
-def _prefix(text: str, width: int) -> str:
-    """Return the longest prefix of the text that fits in `width` cells, but at least one character."""
-    used = 0
-    for at, character in enumerate(text):
-        used += cell_len(character)
-        if used > width:
-            return text[: max(at, 1)]
-    return text
-
-
-class Markdown:
-    """Highlights headings, code and bold text in Markdown, without adding or removing characters."""
-
-    def __init__(self) -> None:
-        self._in_code = False
-
-    def line(self, line: str) -> Text:
-        """Style the next line. The lines before it determine whether it is code."""
-        if line.lstrip().startswith("```"):
-            self._in_code = not self._in_code
-            return Text(line, style="dim")
-        return self.style(line)
-
-    def style(self, line: str) -> Text:
-        """Style a line that may still be incomplete."""
-        if self._in_code:
-            return Text(line, style="cyan")
-        if re.match(r"#{1,6} ", line):
-            return Text(line, style="bold")
-        text = Text(line)
-        for found in _INLINE.finditer(line):
-            text.stylize("cyan" if found["code"] else "bold", *found.span())
-        return text
