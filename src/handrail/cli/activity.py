@@ -88,6 +88,8 @@ class Row:
     inner: int = 0
     cost: Decimal | None = Decimal(0)
     """The cost of the call's nested runs so far; None if a part of it is unknown."""
+    denial: Text | None = None
+    """The line of an approval that was denied, until the call ends. If it ends because of that, its own line says so."""
 
     def contains(self, run_id: str) -> bool:
         """Return whether a run is nested in this call."""
@@ -156,6 +158,8 @@ class Activity:
         if event.status == "ok":
             self.done.append((event.run_context.request_id, event.call_id))
         headings = self._headings(event.path)
+        if row is not None and row.denial is not None and event.status not in ("denied", "cancelled"):
+            headings.append(row.denial)
         if len(event.path) == 1:
             self._group = ""
         return [*headings, call_line(event, None if row is None else row.cost)]
@@ -230,7 +234,11 @@ class Activity:
         else:
             self.denied.append(event.tool)
             line = Text(f"· {tool}: not approved ({approval.outcome}){reason}", "yellow")
-        return [Text(indent(() if row is None else row.path)) + line]
+        line = Text(indent(() if row is None else row.path)) + line
+        if row is None or approval.approved:
+            return [line]
+        row.denial = line
+        return []
 
     def on_rendered(self, event: PromptRendered) -> list[Text]:
         self.root = self.root or event.run_context.run_id

@@ -29,6 +29,7 @@ from handrail.cli.outcome import (
     CANCEL_NOTE,
     CANCELLED,
     DONE,
+    NOT_APPROVED,
     TERMINATED,
     Failure,
     UsageError,
@@ -344,6 +345,8 @@ class Conversation:
             return TurnOutcome(failure.code, seconds, failure=failure, error=error)
         response = task.result()
         code, note = classify_stop(response.stop_reason, self.view.activity.denied)
+        if code == NOT_APPROVED and not self.options.quiet:
+            note = ""  # the calls' lines have said it
         return TurnOutcome(code, seconds, response, note)
 
 
@@ -402,7 +405,7 @@ def _print_outcome(outcome: TurnOutcome, view: View, quiet: bool) -> None:
         if outcome.failure is not None:
             print_error(outcome.failure.message)
         return
-    view.answer(answer_text(response))
+    view.answer(answer_text(response), literal=not isinstance(response.output, str | None))
     if outcome.note:
         print_error(outcome.note, "yellow")
     if not quiet:
