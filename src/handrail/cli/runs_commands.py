@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import shlex
+import sys
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -221,6 +222,53 @@ async def show(
     tree = await runs.show(journal, recorded.id)
     advice = [f"To give these changes up: {recorded.next_command('discard')} CALL"] if tree.unapplied else []
     return Report(view.tree_data(tree), view.run_tree(tree, full), *advice)
+
+
+_LOOK_SECONDS = 0.5
+
+
+@command("watch")
+async def watch(journal: AnyJournal, run: RunId, as_json: Json = False) -> Report:
+    """Follow a run until it ends, whichever process executes it, and show its questions. Ctrl-C leaves the run alone.
+
+    With --json, prints what the run has done once it has ended.
+    """
+    from handrail.cli.run_lines import RunLines
+
+    recorded = await RecordedRun.find(journal, run)
+    lines = RunLines(journal.path)
+    try:
+        while True:
+            seen = journal.queue.changes()
+            tree = await runs.show(journal, recorded.id)
+            for each in [] if as_json else lines.new(tree):
+                view.print_item(each)
+            sys.stdout.flush()
+            if tree.standing in OVER:
+                return Report(view.tree_data(tree), code=DONE if tree.standing == "done" else FAILED)
+            await _next_look(journal, seen)
+    except asyncio.CancelledError:
+        return Report({"run_id": recorded.id}, "Not watched any more. The run goes on.", code=CANCELLED)
+
+
+async def _next_look(journal: AnyJournal, seen: int | None) -> None:
+    """Wait until the journal has changed, or for a moment if only its database knows. A lease that ended changes nothing in it."""
+    for _ in range(10):
+        await asyncio.sleep(_LOOK_SECONDS)
+        if seen is None or journal.queue.changes() != seen:
+            return
+
+
+@command("diff")
+async def diff(
+    journal: AnyJournal,
+    run: RunId,
+    other: Annotated[str, typer.Argument(help="The run to compare it with.")],
+) -> Report:
+    """Compare two runs: where they first differ, and their calls, files and cost."""
+    first, second = await RecordedRun.find(journal, run), await RecordedRun.find(journal, other)
+    found = await runs.compare(journal, first.id, second.id)
+    return Report(view.comparison_data(found), *view.comparison_items(found))
 
 
 @command("verify")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from handrail.messages import Compaction, Usage
     from handrail.question import Question
     from handrail.run.answer import FailedRequest, Unanswered
-    from handrail.runs import CallNode, Divergence, Erasure, RunLine, RunTree, Turn, Undoing
+    from handrail.runs import CallNode, Divergence, Erasure, RunComparison, RunLine, RunTree, Turn, Undoing
     from handrail.runs.tree import Nested
 from handrail.text.terminal import Styler, format_rows, is_terminal
 
@@ -77,33 +78,65 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     """
     if not lines:
         return "There are no runs."
-    heads = (
-        "RUN",
-        "STANDING",
-        "PROMPT",
-        "MODEL",
-        "STARTED",
-        "WAITS FOR",
-        "WORKSPACE",
-        "FORKED FROM",
-        "BEGUN BY",
-    )
-    rows = [
-        (
-            escape(line.id), line.standing, _line(_source(line.row.record), 40), _line(line.row.record.model, 40),
-            _ago(line.row.record.began_at, now), waits_for(line, workers, now), ", ".join(line.workspaces),
-            _line(line.row.record.forked_from, 40), escape(line.row.record.parent.run_id if line.row.record.parent else ""),
-        )
-        for line in lines
-    ]  # fmt: skip
+    rows = [_cells(line, workers, now) for line in lines]
     if not is_terminal(sys.stdout):
-        return "\n".join("\t".join(row) for row in (heads, *rows))
+        return "\n".join("\t".join(row) for row in (_HEADS, *rows))
+    ids = short_ids([line.id for line in lines])
+    rows = [{**dict(zip(_HEADS, row, strict=True)), "RUN": ids[row[0]]} for row in rows]
+    heads = [head for head in _SHOWN if head in _SHOWN[:4] or any(row[head] for row in rows)]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
-        table.add_column(head, no_wrap=head == "RUN", overflow="fold")
+        table.add_column(head, no_wrap=head in _SHOWN[:3], overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, _COLOURS.get(cell, "") if at == 1 else "") for at, cell in enumerate(row)))
+        cells = {**row, "MESSAGE": _line(row["MESSAGE"], _MAX_WORDS)}
+        table.add_row(
+            *(
+                Text(cells[head], _COLOURS.get(cells[head], "") if head == "STANDING" else "")
+                for head in heads
+            )
+        )
     return table
+
+
+_HEADS = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "WORKSPACE", "FORKED FROM", "BEGUN BY", "MESSAGE")  # fmt: skip
+_SHOWN = ("RUN", "STANDING", "STARTED", "MESSAGE", "WAITS FOR", "WORKSPACE", "FORKED FROM", "BEGUN BY")
+"""The columns on a terminal. The first four are always there, and the others if a run has something in them."""
+_GENERATED = re.compile(r"[0-9a-f]{32}")
+_SHORT, _MAX_WORDS = 8, 40
+
+
+def _cells(line: RunLine, workers: Sequence[WorkerRow], now: float) -> tuple[str, ...]:
+    record = line.row.record
+    parent = record.parent.run_id if record.parent else ""
+    return (
+        escape(line.id), line.standing, _line(_source(record), 40), _line(record.model, 40), _ago(record.began_at, now),
+        waits_for(line, workers, now), ", ".join(line.workspaces), _line(record.forked_from, 40), escape(parent), _line(message_of(record)),
+    )  # fmt: skip
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return the beginning of each id that `handrail runs` generated: as much as tells these ids apart. Other ids are whole."""
+    found = {each: escape(each) for each in ids}
+    for each in filter(_GENERATED.fullmatch, ids):
+        others = [other for other in ids if other != each]
+        found[each] = next(
+            each[:size]
+            for size in range(_SHORT, 33)
+            if not any(other.startswith(each[:size]) for other in others)
+        )
+    return found
+
+
+class _Message(msgspec.Struct):
+    """The part of a run's beginning, or of a submitted run's request, that its list shows."""
+
+    message: str | None = None
+
+
+def message_of(record: RunRecord) -> str:
+    """Return the message that a run began with, or was submitted with; "" if it has none. The rest of the record is not decoded."""
+    recorded = record.begin or record.request
+    return (msgspec.msgpack.decode(recorded, type=_Message).message or "") if recorded else ""
 
 
 def _source(record: RunRecord) -> str:
@@ -205,6 +238,13 @@ def _text(text: str, full: bool) -> str:
 
 
 def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
+    node = above.add(turn_text(turn, full, usual))
+    for call in turn.calls:
+        _add_call(node, call, full)
+
+
+def turn_text(turn: Turn, full: bool = False, usual: str = "") -> Text:
+    """Format a model's answer: its number, its time and cost, and what it says. Its model is shown unless it is the `usual` one."""
     from handrail.cli.activity import format_money
 
     text = Text(f"step {turn.number}", "bold cyan")
@@ -220,9 +260,7 @@ def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
     for attachment in turn.attachments:
         text.append(f"\n{_line(attachment.render())}", "not bold cyan")
-    node = above.add(text)
-    for call in turn.calls:
-        _add_call(node, call, full)
+    return text
 
 
 def _add_compaction(text: Text, compaction: Compaction, after: Usage | None, full: bool) -> None:
@@ -247,7 +285,8 @@ def _add_failed(text: Text, failed: Sequence[FailedRequest], full: bool) -> None
         text.append(f"\n✗ {_line(each.model, 60)}: {_text(each.error, full)}", "not bold yellow")
 
 
-def _add_call(above: Tree, call: CallNode, full: bool) -> None:
+def call_text(call: CallNode, full: bool = False) -> Text:
+    """Format a call: its status, its arguments, its time and id, and its result."""
     colour = _COLOURS.get(call.status, "red")
     text = Text(f"{_MARKS.get(call.status, '✗')} ", colour)
     text.append(_line(call.tool, 60), "bold")
@@ -262,7 +301,11 @@ def _add_call(above: Tree, call: CallNode, full: bool) -> None:
         text.append(f"\n→ {_text(call.message, full)}", "default" if call.status == "ok" else colour)
     for effect in call.effects:
         text.append(f"\ncan't be undone: {_line(effect)}", "dim")
-    node = above.add(text)
+    return text
+
+
+def _add_call(above: Tree, call: CallNode, full: bool) -> None:
+    node = above.add(call_text(call, full))
     if call.diff:
         node.add(_diff(call.diff, full))
     for asked in call.questions:
@@ -415,6 +458,44 @@ def divergence_text(found: Divergence) -> Text:
     return head + _style_diff(escape(found.diff()).splitlines()) + Text("\n")
 
 
+def comparison_items(found: RunComparison) -> list[Any]:
+    """Format a comparison of two runs: where they first differ, and a table of what each has done, changed and cost."""
+    from handrail.cli.activity import format_spending
+
+    ids = short_ids([found.first.run_id, found.second.run_id])
+    names = [ids[found.first.run_id], ids[found.second.run_id]]
+    rows: list[tuple[str, ...]] = [("", names[0], names[1])]
+    both = (found.first, found.second)
+    for head, cells in (
+        ("standing", [each.standing for each in both]),
+        ("model", [_line(each.model, 60) for each in both]),
+        ("steps", [str(each.steps) for each in both]),
+        ("time", [_seconds(each.seconds) for each in both]),
+        ("cost", [format_spending(each.usage, each.cost) for each in both]),
+    ):
+        rows.append((head, cells[0], cells[1]))
+    for tool in sorted({*found.first.calls, *found.second.calls}):
+        rows.append((f"calls of {_line(tool, 60)}", *(str(each.calls.get(tool, 0)) for each in both)))
+    for path in sorted({*found.first.files, *found.second.files}):
+        diffs = [each.files.get(path) for each in both]
+        same = "changed alike" if diffs[0] == diffs[1] else "changed"
+        rows.append((_line(path, 60), *("" if each is None else same for each in diffs)))
+    differs = Text("The runs did the same.", "bold")
+    if found.difference is not None:
+        head = f"They first differ {escape(str(found.difference))}\n"
+        differs = Text.assemble(
+            (head, "bold"), _style_diff(escape(found.difference.diff(*names)).splitlines())
+        )
+    if not is_terminal(sys.stdout):
+        return [differs, "\n".join("\t".join(row) for row in rows)]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in rows[0]:
+        table.add_column(head, overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    return [differs, "", table]
+
+
 # --- JSON ---
 
 
@@ -449,6 +530,15 @@ def question_data(question: Question) -> dict[str, Any]:
         "payload": question.payload, "schema": question.schema, "digest": question.digest,
         "rows": msgspec.to_builtins(question.rows),
     }  # fmt: skip
+
+
+def comparison_data(found: RunComparison) -> dict[str, Any]:
+    said: Any = {
+        "first": found.first,
+        "second": found.second,
+        "difference": None if found.difference is None else divergence_data(found.difference),
+    }
+    return msgspec.json.decode(msgspec.json.encode(said, enc_hook=pydantic_core.to_jsonable_python))
 
 
 def divergence_data(found: Divergence) -> dict[str, Any]:

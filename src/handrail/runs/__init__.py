@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from handrail.runs.cases import Case, CaseResult, make_case, replay_case
     from handrail.runs.catalog import RunLine, approvals, cancel, children, forget, list_runs
     from handrail.runs.check import Divergence, replay
+    from handrail.runs.comparison import RunComparison, RunSummary, compare
     from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
     from handrail.runs.erasure import Erasure, PersonExport, erase, export_person
     from handrail.runs.retention import Retention, sweep
@@ -32,7 +33,9 @@ __all__ = [
     "PersonExport",
     "Receipt",
     "Retention",
+    "RunComparison",
     "RunLine",
+    "RunSummary",
     "RunTree",
     "Turn",
     "Undoing",
@@ -40,6 +43,7 @@ __all__ = [
     "approvals",
     "cancel",
     "children",
+    "compare",
     "discard",
     "edit",
     "erase",
@@ -78,6 +82,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
             "cases": "Case CaseResult make_case replay_case",
             "catalog": "RunLine approvals cancel children forget list_runs",
             "check": "Divergence replay",
+            "comparison": "RunComparison RunSummary compare",
             "copies": "FilesPut export fork get_files import_ list_workspaces put_files",
             "erasure": "Erasure PersonExport erase export_person",
             "retention": "Retention sweep",

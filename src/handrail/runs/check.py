@@ -59,7 +59,7 @@ from handrail.tools.result import clean_text, shown_text, whole_of, with_excerpt
 from handrail.tools.toolbox import NO_TOOLS
 
 _Shown = Literal["prompt", "attachments", "tools", "schema", "section"]
-What = Literal[_Shown, "arguments", "policy", "result", "files", "output", "call"]
+What = Literal[_Shown, "arguments", "policy", "result", "files", "output", "call", "message", "answer", "end"]
 
 Source = Literal["real", "recorded"]
 """Where a replay takes the results of a tool's calls from: it runs them, whatever their effect, or it uses the recorded results."""
@@ -77,14 +77,14 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     now: str
     call_id: str = ""
 
-    def diff(self) -> str:
-        """Return the lines that differ, as a unified diff."""
+    def diff(self, first: str = "recorded", second: str = "now") -> str:
+        """Return the lines that differ, as a unified diff of texts with these names."""
         was, now = self.recorded.splitlines(), self.now.splitlines()
-        return "\n".join(line.rstrip("\n") for line in unified_diff(was, now, "recorded", "now", 1))
+        return "\n".join(line.rstrip("\n") for line in unified_diff(was, now, first, second, 1))
 
     def __str__(self) -> str:
         at = "before the first step" if not self.step else f"at step {self.step}"
-        return f"{at}, {_WORDS[self.what]} {self.where}"
+        return f"{at}, {_WORDS[self.what]} {self.where}".rstrip()
 
 
 _WORDS: dict[What, str] = {
@@ -99,6 +99,9 @@ _WORDS: dict[What, str] = {
     "files": "the changed files differ:",
     "output": "the answer is no longer valid:",
     "call": "no result is recorded for the call:",
+    "message": "the message differs:",
+    "answer": "the model's answer differs",
+    "end": "the end differs:",
 }
 
 
@@ -191,7 +194,7 @@ def _compare_prompt(
         return differs(what="tools", recorded="\n".join(begin.tools), now="\n".join(names))
     schema = schema_of(rendered)
     if begin.output is not None and schema != begin.output:
-        return differs(what="schema", recorded=_laid_out(begin.output), now=_laid_out(schema))
+        return differs(what="schema", recorded=laid_out(begin.output), now=laid_out(schema))
     offered = {name: offer for name, offer in begin.offered.items() if name not in begin.added}
     return _compare_tools(0, offered, tools_of(rendered))
 
@@ -205,12 +208,12 @@ def _compare_tools(
         tool = offers.get(name)
         now = f"there is no tool {name!r}" if tool is None else offer_of(tool)
         if was != now:
-            now = now if tool is None else _laid_out(now)
-            return Divergence(step=step, what="tools", where=name, recorded=_laid_out(was), now=now)
+            now = now if tool is None else laid_out(now)
+            return Divergence(step=step, what="tools", where=name, recorded=laid_out(was), now=now)
     return None
 
 
-def _laid_out(json: str) -> str:
+def laid_out(json: str) -> str:
     return msgspec.json.format(json.encode(), indent=2).decode() if json else ""
 
 
