@@ -98,7 +98,9 @@ def test_yesterdays_incident_is_todays_test(recorder: Recorder):
     assert "Traceback" not in said
     (base / "the_app.py").unlink()
     said = run_pytest(base, "cases")
-    assert "its prompt is at 'the_app:agent', which can't be imported" in said
+    assert said.count("its prompt is at 'the_app:agent', which can't be imported") == 1
+    assert "Correct the `app` in the case" in said
+    assert "During handling" not in said
 
 
 def test_the_export_says_what_the_case_lacks(recorder: Recorder):

@@ -285,7 +285,8 @@ class _Code(msgspec.Struct, frozen=True):
             raise RunError(case.name, "it does not name its agent", hint)
         try:
             if not case.app.endswith(".md"):
-                return cls(prompt_of(case.name, case.app), adapter_at(case.app))
+                hint = "Correct the `app` in the case, or pass the agent: replay_case(case, agent)."
+                return cls(prompt_of(case.name, case.app, hint), adapter_at(case.app))
             from handrail.workers import WorkerRegistry  # its libraries may not be installed
 
             registry, worker = WorkerRegistry.of_file(case.app)

@@ -39,13 +39,15 @@ def cassette(request: pytest.FixtureRequest) -> Iterator[Cassette]:
 def _replay(path: Path, **arguments: Any) -> CaseResult:
     """Replay a case, and fail the test if it differs. The agent's module may be in the current folder."""
     search(Path.cwd())
+    problem = ""
     try:
         result = asyncio.run(replay_case(path, **arguments))
+        if not result.differences:
+            return result
+        problem = f"{path.name} differs from its record {result}"
     except HandrailError as error:
-        pytest.fail(str(error), pytrace=False)
-    if result.differences:
-        pytest.fail(f"{path.name} differs from its record {result}", pytrace=False)
-    return result
+        problem = f"{path.name}: {error}"
+    pytest.fail(problem, pytrace=False)  # outside of `except`, since pytest would show the error twice
 
 
 @pytest.fixture

@@ -90,35 +90,27 @@ def code_of(app: str) -> str:
     return found.hexdigest()
 
 
-def prompt_of(run_id: str, app: str) -> Prompt[Any]:
+_GIVE_THE_PROMPT = "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line."
+
+
+def prompt_of(run_id: str, app: str, hint: str = _GIVE_THE_PROMPT) -> Prompt[Any]:
     """Import and return the prompt of an app, `module:name`.
 
-    Raises `RunError` if `app` has a different form, if importing it raises `ImportError`, or if it has no prompt.
+    Raises `RunError` with this hint if `app` has a different form, if importing it raises `ImportError`, or if it has no prompt.
     """
     module, colon, name = app.partition(":")
+    if not app:
+        raise RunError(run_id, "it began without a reference to its prompt", hint)
     if not colon or app.endswith(".md"):
-        raise RunError(
-            run_id,
-            f"its app {app!r} does not have the form module:name"
-            if app
-            else "it began without a reference to its prompt",
-            "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
-        )
+        raise RunError(run_id, f"its app {app!r} does not have the form module:name", hint)
     try:
         found: Any = getattr(import_app(module), name, None)
     except ImportError as error:
-        raise RunError(
-            run_id,
-            f"its prompt is at {app!r}, which can't be imported: {error}",
-            "Resume where it can be imported, or pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
-        ) from error
+        problem = f"its prompt is at {app!r}, which can't be imported here: {error}"
+        raise RunError(run_id, problem, hint) from error
     prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
     if not isinstance(prompt, Prompt):
-        raise RunError(
-            run_id,
-            f"there is no Prompt at {app!r}",
-            "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
-        )
+        raise RunError(run_id, f"there is no Prompt at {app!r}", hint)
     return cast("Prompt[Any]", prompt)
 
 
