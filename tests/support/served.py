@@ -119,6 +119,13 @@ async def choose(question: str, context: ToolContext) -> str:
 
 
 @tool(effect="read")
+async def confirm(question: str, context: ToolContext) -> str:
+    """Let the person say yes or no."""
+    assert context.wait_for
+    return f"answered {await context.wait_for('sure', {'question': question}, bool)}"
+
+
+@tool(effect="read")
 async def count_sheep(total: int, gate: str = "", *, context: ToolContext) -> str:
     """Count sheep, and report progress."""
     for number in range(1, total + 1):
@@ -173,7 +180,7 @@ RESEARCHER = Prompt(
 PROMPT = Prompt(
     "assistant",
     [FileTools()],
-    tools=[book_table, choose, count_sheep, wait_at, break_off, pay, research, review],
+    tools=[book_table, choose, confirm, count_sheep, wait_at, break_off, pay, research, review],
     policies=[POLICY],
 )
 
@@ -221,6 +228,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
         said("Both are booked."),
     ],
     "colour": [said("", ToolCall("choose", {"question": "Which colour?"})), said("A fine colour.")],
+    "sure": [said("", ToolCall("confirm", {"question": "Really?"})), said("So be it.")],
     "sheep": [said("", ToolCall("count_sheep", {"total": 8, "gate": "sheep"})), said("All counted.")],
     "wait": [said("I wait.", ToolCall("wait_at", {"gate": "wait"})), said("I waited.")],
     "break": [said("", ToolCall("break_off", {"path": "half.txt"})), said("It failed.")],

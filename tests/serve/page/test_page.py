@@ -454,6 +454,17 @@ def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
     expect(card(page, "book_table")).to_contain_text("booked for 4 on 2027-03-02, terrace")
 
 
+def test_yes_or_no_is_two_buttons(page: Page):
+    """A question whose answer is yes or no has a button for each, and no form."""
+    say(page, "sure")
+    asked = page.locator("[data-question]")
+    expect(asked).to_contain_text("Really?")
+    expect(asked.locator("form, input")).to_have_count(0)
+    asked.get_by_role("button", name="No").click()
+    expect(log(page)).to_contain_text("So be it.")
+    expect(card(page, "confirm")).to_contain_text("answered False")
+
+
 def test_a_question_is_declined(page: Page):
     """A question can be declined with a reason, which the call's card shows."""
     say(page, "book")

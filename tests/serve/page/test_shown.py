@@ -67,6 +67,14 @@ PLAYS: dict[str, list[Scripted]] = {
         said("Done."),
     ],
     "write": [said("", ToolCall("write", {"path": "a.txt", "text": "new\n"})), said("Written.")],
+    "later": [
+        said(
+            "",
+            ToolCall("write", {"path": "a.txt", "text": "new\n"}),
+            ToolCall("write", {"path": ".github/workflows/a.yml", "text": "on: push\n"}),
+        ),
+        said("Written."),
+    ],
     "delegate": [said("", ToolCall("delegate", {})), said("Done.")],
     "inner": [said("", ToolCall("write", {"path": "a.txt", "text": "hidden\u202eword\n"})), said("Written.")],
 }
@@ -244,6 +252,30 @@ def test_a_question_that_is_asked_again_says_what_changed(page: Page, tmp_path: 
     asked.get_by_role("button", name="Allow once").click()
     expect(page.get_by_role("log")).to_contain_text("Written.")
     assert (tmp_path / "work" / "a.txt").read_text() == "new\n"
+
+
+def test_questions_of_one_turn_are_allowed_together_once_each_was_on_screen(page: Page):
+    """The first question's head is shown at first. The button for both works after both were on screen, from head to end."""
+    page.set_viewport_size({"width": 1000, "height": 420})
+    say(page, "twice")
+    asked = page.get_by_role("group", name="Approval of transfer")
+    expect(asked).to_have_count(2)
+    expect(asked.first.get_by_role("heading")).to_be_in_viewport()
+    together = page.get_by_role("button", name="Allow these 2 once")
+    for question in asked.all():
+        expect(together).to_be_disabled()
+        for part in (question.get_by_role("heading"), question.get_by_role("button", name="Allow once")):
+            part.scroll_into_view_if_needed()
+            expect(part).to_be_in_viewport()
+    together.click()
+    expect(page.get_by_role("log")).to_contain_text("Done.")
+
+
+def test_a_file_that_runs_later_is_never_allowed_together_with_others(page: Page):
+    say(page, "later")
+    expect(page.get_by_role("group", name="Approval of write")).to_have_count(2)
+    expect(page.get_by_role("group").get_by_text("runs later", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name=re.compile("^Allow these"))).to_have_count(0)
 
 
 def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):

@@ -52,6 +52,7 @@ function Frame({ about, signedOut, signOut }) {
   const conversation = useConversation(route, signedOut, (event) => {
     if (LISTED.has(event.type) || event.name?.startsWith("handrail.question")) list.reload();
   });
+  conversation.mayAnswer = about.actions.includes("run");
   const { view } = conversation;
   const waiting = Object.keys(view.questions).length;
 

@@ -4,7 +4,7 @@ import { Composer } from "./composer.js";
 import { Entries } from "./entries.js";
 import { useStickyEnd } from "./hooks.js";
 import { Icon } from "./icons.js";
-import { Question, toQuestion } from "./question.js";
+import { Question, toQuestion, usePause } from "./question.js";
 import { Broken, Loading } from "./states.js";
 import { questionsOf } from "./store.js";
 import { Tray } from "./tray.js";
@@ -35,6 +35,7 @@ export function ChatPane({ about, conversation, say }) {
       ${mine > 0 &&
       html`<p class="waiting-bar" role="status">
         <span>${many(mine, "question is", "questions are")} waiting for you.</span>
+        <${AllowAll} conversation=${conversation} />
         <button type="button" class="small" aria-keyshortcuts="Alt+Q" onClick=${toQuestion}>Go to it <kbd>Alt Q</kbd></button>
       </p>`}
       ${!about.actions.includes("run") && html`<p class="waiting-bar" role="status">You can read this thread, but your role does not allow you to send messages.</p>`}
@@ -42,6 +43,26 @@ export function ChatPane({ about, conversation, say }) {
       <${Composer} conversation=${conversation} loading=${phase === "loading"} say=${said} />
     </div>
   </div>`;
+}
+
+/** Allows all approvals that one turn waits for. Those that others decide, or that can't be remembered, such as files that run later, are left out. */
+function AllowAll({ conversation }) {
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+  const asked = Object.values(conversation.view.questions).filter(({ kind, payload, quorums }) => kind === "approval" && payload?.scopes && !quorums?.length);
+  const key = (question) => `${question.id} ${question.digest}`;
+  const isReady = usePause(asked.map(key).join());
+  const unseen = asked.filter((question) => !conversation.seen.has(key(question))).length;
+  if (asked.length < 2 || !conversation.mayAnswer) return problem && html`<span class="problem" role="alert">${problem}</span>`;
+  const allow = async () => {
+    setBusy(true);
+    const errors = await conversation.allow(asked);
+    setProblem(errors[0]?.message ?? "");
+    setBusy(false);
+  };
+  return html`${problem && html`<span class="problem" role="alert">${problem}</span>`}
+    ${unseen > 0 && html`<span class="soft">Look at ${unseen === asked.length ? "them" : `${unseen} more`} to allow all at once.</span>`}
+    <button type="button" class="small" disabled=${busy || !isReady || unseen > 0} onKeyDown=${(event) => event.repeat && event.preventDefault()} onClick=${allow}>Allow these ${asked.length} once</button>`;
 }
 
 function Welcome({ about, say }) {

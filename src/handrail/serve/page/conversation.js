@@ -22,6 +22,8 @@ export class Conversation {
     this.problem = null;
     this.changed = changed;
     this.signedOut = signedOut;
+    this.seen = new Set(); // The approvals whose head and end have been on screen, by id and digest.
+    this.mayAnswer = true;
     this.told = told; // Called with each event, to refresh the list of threads.
     this.queue = [];
     this.following = null;
@@ -175,6 +177,19 @@ export class Conversation {
 
   answer(question, given) {
     return this.guarded(server.answer(this.id, { question_id: question.id, digest: question.digest, ...given }));
+  }
+
+  /** Note that the whole of a question has been on screen. */
+  saw(question) {
+    this.seen.add(`${question.id} ${question.digest}`);
+    this.changed();
+  }
+
+  /** Allow these approvals once, each with the digest that was shown. Returns the errors of those that were not accepted. */
+  async allow(questions) {
+    const value = { approved: true, remember: "once" };
+    const done = await Promise.allSettled(questions.map((question) => this.answer(question, { outcome: "answered", value })));
+    return done.filter(({ status }) => status === "rejected").map(({ reason }) => reason);
   }
 
   cancel() {

@@ -49,22 +49,37 @@ function kept(key) {
   }
 }
 
+/** The lowest scroll position at which the head of the first open question is still in view; the end if there is none. */
+function restOf(element) {
+  const end = element.scrollHeight - element.clientHeight;
+  const question = element.querySelector("[data-question]");
+  if (!question) return end;
+  return Math.min(end, element.scrollTop + question.getBoundingClientRect().top - element.getBoundingClientRect().top - 16);
+}
+
 /**
- * Keeps a scrolling element at its end, unless the reader has scrolled up.
- * Returns its ref, whether it is at the end, and a function that scrolls there.
+ * Keeps a scrolling element at its end, or at the head of the first open question if that is higher, unless the reader has
+ * scrolled elsewhere. A reader who has scrolled past that head stays there. Returns its ref, whether it is kept, and a
+ * function that scrolls back.
  */
 export function useStickyEnd() {
   const ref = useRef(null);
   const stuck = useRef(true);
+  const headed = useRef(undefined); // the first open question, to whose head it has scrolled
   const [atEnd, setAtEnd] = useState(true);
   const settle = () => {
-    if (stuck.current && ref.current) ref.current.scrollTop = ref.current.scrollHeight;
+    const element = ref.current;
+    if (!stuck.current || !element) return;
+    const rest = restOf(element);
+    const first = element.querySelector("[data-question]")?.dataset.question;
+    if (element.scrollTop < rest || !first || first !== headed.current) element.scrollTop = rest;
+    headed.current = first;
   };
   useLayoutEffect(settle);
   useEffect(() => {
     const element = ref.current;
     const looked = () => {
-      stuck.current = element.scrollHeight - element.scrollTop - element.clientHeight < 48;
+      stuck.current = element.scrollHeight - element.scrollTop - element.clientHeight < 48 || Math.abs(restOf(element) - element.scrollTop) < 48;
       setAtEnd(stuck.current);
     };
     element.addEventListener("scroll", looked, { passive: true });
@@ -79,6 +94,7 @@ export function useStickyEnd() {
   const toEnd = () => {
     stuck.current = true;
     setAtEnd(true);
+    headed.current = undefined;
     settle();
   };
   return { ref, atEnd, toEnd };

@@ -17,8 +17,21 @@ export function toQuestion() {
   const all = [...document.querySelectorAll("[data-question]")];
   const place = all.findIndex((each) => each.contains(document.activeElement));
   const next = all[(place + 1) % all.length];
-  next?.scrollIntoView({ block: "center" });
+  next?.scrollIntoView({ block: next.offsetHeight > next.closest(".log, .sheet")?.clientHeight ? "start" : "center" });
   next?.focus({ preventScroll: true });
+}
+
+/** Calls `changed` when the head and the end of a question have been on screen, at once or one after the other. */
+function useSeen(group, changed) {
+  useEffect(() => {
+    const parts = ["h3", ".choices"].map((part) => group.current.querySelector(part)).filter(Boolean);
+    const left = new Set(parts);
+    const look = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) if (isIntersecting && left.delete(target) && !left.size) changed();
+    });
+    parts.forEach((part) => look.observe(part));
+    return () => look.disconnect();
+  }, []);
 }
 
 /** Moves the focus out of a question that was answered: to the first other question, or to the message field. */
@@ -40,6 +53,7 @@ export function Question({ question, conversation }) {
   const since = useRef(0);
   const shown = usePause(0);
   const ready = usePause(focused);
+  useSeen(group, () => conversation.saw?.(question));
   const give = (given) => act(() => conversation.answer(question, given));
   const act = async (ask) => {
     const here = group.current.contains(document.activeElement);
@@ -76,7 +90,7 @@ export function Question({ question, conversation }) {
     }}
   >
     <p class="unseen" role="alert">${label}</p>
-    <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} order=${(order) => act(() => conversation.order(order))} fields=${problem?.fields ?? []} keys=${keys}>
+    <${Body} question=${question} give=${give} busy=${busy || conversation.mayAnswer === false || (question.kind === "approval" && !shown)} draft=${draft} order=${(order) => act(() => conversation.order(order))} fields=${problem?.fields ?? []} keys=${keys}>
       <${Expiry} at=${question.expires_at} />
       <details class="fine-print">
         <summary>Details</summary>
@@ -85,11 +99,12 @@ export function Question({ question, conversation }) {
       </details>
     <//>
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
+    ${conversation.mayAnswer === false && html`<p class="others" role="status">Your role lets you read this, but not answer it. The server’s operator can give you the role “user”.</p>`}
   </section>`;
 }
 
 /** Whether `PAUSE` milliseconds have passed since the last change. */
-function usePause(change) {
+export function usePause(change) {
   const [over, setOver] = useState(null);
   useEffect(() => {
     const timer = setTimeout(() => setOver(change), PAUSE);

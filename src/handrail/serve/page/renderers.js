@@ -8,6 +8,7 @@
 
 import { html, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 import { SchemaForm } from "./form.js";
+import { kindsOf, optionsOf } from "./form/schema.js";
 
 export { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 export { DiffView } from "./diff.js";
@@ -69,10 +70,24 @@ function guard(kind, Component) {
 
 /** The form for questions without a renderer. */
 export function QuestionForm({ question, submit, decline, errors, draft, onDraft, busy }) {
+  if (isYesOrNo(question.schema)) {
+    return html`<div class="question-form choices">
+      <button type="button" class="primary" disabled=${busy} onClick=${() => submit(true)}>Yes</button>
+      <button type="button" disabled=${busy} onClick=${() => submit(false)}>No</button>
+      ${decline && html`<span class="more-choices"><${Decline} decline=${decline} busy=${busy} /></span>`}
+      ${(errors ?? []).map(({ message }) => html`<p class="field-error" role="alert">${message}</p>`)}
+    </div>`;
+  }
   return html`<div class="question-form">
     <${SchemaForm} schema=${question.schema ?? {}} value=${draft} errors=${errors ?? []} onSubmit=${submit} onChange=${onDraft}
       disabled=${busy} secondary=${decline && html`<${Decline} decline=${decline} busy=${busy} />`} />
   </div>`;
+}
+
+/** Whether the whole answer is yes or no. */
+function isYesOrNo(schema) {
+  const { kinds, nullable } = kindsOf(schema ?? {}, schema ?? {});
+  return !nullable && kinds.length === 1 && kinds[0].type === "boolean" && !optionsOf(kinds[0]);
 }
 
 /** A button that declines a question, with an optional reason. */

@@ -2,11 +2,12 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/standalone.js";
 import { Frame, GroupFrame, idOf, useBlock } from "./frame.js";
-import { BooleanInput, ChoiceInput, DateTimeInput, JsonInput, NumberInput, TextInput } from "./inputs.js";
+import { BooleanInput, ChoiceInput, DateTimeInput, JsonInput, NumberInput, SeveralInput, TextInput } from "./inputs.js";
 import {
   below, blank, entriesOf, initial, isObject, kindName, kindOfValue, kindsOf, labelOf, optionsOf, resolved, shapeOf, shown,
 } from "./schema.js";
 
+const MOST_BOXES = 20;
 const MOST_DEEP = 12; // beyond this many levels of nesting, the form asks for JSON
 
 /**
@@ -52,8 +53,15 @@ function edit(form, path, change) {
   }
 }
 
-function shapeFor(kind, { path, optional }) {
+/** Whether a list holds several of a few choices. Two of the same can't be ticked, so a list that asks for more than there are is an ordinary one. */
+function isSeveral(kind, root) {
+  const options = optionsOf(resolved(kind.items, root));
+  return options !== null && options.length > 1 && options.length <= MOST_BOXES && (kind.minItems ?? 0) <= options.length;
+}
+
+function shapeFor(kind, { path, optional, form }) {
   const shape = shapeOf(kind);
+  if (shape === "array" && isSeveral(kind, form.root)) return SeveralInput;
   if (path.split("/").length > MOST_DEEP && ["object", "array", "map", "tuple"].includes(shape)) return JsonInput;
   if (shape === "const") return optional ? ChoiceInput : Fixed;
   if (shape === "string" && kind.format === "date-time") return DateTimeInput;

@@ -201,7 +201,7 @@ export function blank(kind, root, depth = 0) {
   }
   if (shape === "tuple") return kind.prefixItems.map((inner) => initial(inner, root, { depth: depth + 1 }));
   if (shape === "array") {
-    const least = Math.min(kind.uniqueItems ? 0 : (kind.minItems ?? 0), 20);
+    const least = Math.min(kind.uniqueItems || optionsOf(resolved(kind.items, root)) ? 0 : (kind.minItems ?? 0), 20);
     return Array.from({ length: least }, () => initial(kind.items, root, { depth: depth + 1 }));
   }
   return undefined;
