@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import msgspec
 
@@ -17,6 +17,10 @@ from handrail.content import Attachment
 from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError
 from handrail.text.rendering import Row, rows_of
+
+MARKDOWN = "Markdown"
+Markdown = Annotated[str, MARKDOWN]
+"""The type of a field whose text the page draws as Markdown when a question shows it. The text itself is one click away."""
 
 QuestionKind = Literal["approval", "input", "handoff", "pause"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
@@ -147,6 +151,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The people who decide an approval instead of the principal. All quorums must be met."""
     title: str = ""
     """A heading for people; "" if there is none. Invisible characters in it are escaped."""
+    markdown: tuple[str, ...] = ()
+    """The names of the payload's fields that are `Markdown`. An approval has none."""
     secret: bool = False
     """Whether the answer may contain a secret. If so, it is recorded masked, and accepted only while the asker waits."""
 
@@ -185,6 +191,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             for quorum in self.quorums
         )
         return True if self.quorums and all(met) else None
+
+
+def markdown_fields(payload: object) -> tuple[str, ...]:
+    """Return the names of the fields of a payload whose type is `Markdown`; () if the payload's type names no fields."""
+    try:
+        hints = get_type_hints(type(payload), include_extras=True)
+    except (NameError, TypeError):  # a name that only a type checker knows
+        return ()
+    return tuple(name for name, hint in hints.items() if MARKDOWN in getattr(hint, "__metadata__", ()))
 
 
 def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:

@@ -29,7 +29,16 @@ from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.answers import unanswered
 from handrail.journal.digest import keyed_digest
 from handrail.journal.records import OVER
-from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, Wording, rows_of_payload
+from handrail.question import (
+    Answer,
+    DecisionKeys,
+    Question,
+    QuestionKind,
+    Quorum,
+    Wording,
+    markdown_fields,
+    rows_of_payload,
+)
 from handrail.run.call_log import tell
 from handrail.run.record.format import has_secret, mark_given, was_given_secret
 from handrail.run.record.parking import end_grace
@@ -331,6 +340,7 @@ def question_of(
     """
     run = attempt.run
     now = run.clock.now()
+    markdown = () if kind == "approval" else markdown_fields(payload)
     try:
         shown = to_json(payload)
     except ToolValidationError as error:
@@ -367,6 +377,7 @@ def question_of(
         decision_keys=decision_keys,
         quorums=quorums,
         title=title,
+        markdown=markdown,
     )
 
 

@@ -27,6 +27,7 @@ from handrail import (
     tool,
 )
 from handrail.models.scripted import Scripted
+from handrail.question import Markdown
 from handrail.serve.sources import PromptSource
 from support.browsers import PATIENCE, browser
 from support.served import PlayedModel, said, serving
@@ -48,6 +49,7 @@ class Visit:
     """The arguments of a handoff."""
 
     street: str
+    terms: Markdown = "Bring **no** dogs."
 
 
 @tool(effect="read")
@@ -204,6 +206,10 @@ def test_an_answer_stays_visible_after_a_reload(page: Page) -> None:
     expect(asked.get_by_role("heading")).to_have_text("Your visit")
     expect(asked.locator(".why")).to_have_text("When shall we come?")
     assert ".client" not in asked.inner_text()
+    expect(asked.locator("strong")).to_have_text("no")  # the field is declared as Markdown
+    expect(asked.get_by_role("definition")).to_have_text(["Main St"])
+    asked.get_by_text("As text").click()
+    expect(asked.get_by_role("definition")).to_have_text(["Main St", "Bring **no** dogs."])
     shoot(page, "a-question-in-a-sentence")
     asked.get_by_role("textbox").first.fill("Monday at noon")
     asked.get_by_role("button", name="Send").click()

@@ -1,6 +1,8 @@
 // An open question, shown where it was asked. Each is answered separately.
 
 import { Approval } from "./approval.js";
+import { Markdown } from "./markdown.js";
+import { visible } from "./partial.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
 import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
@@ -138,7 +140,7 @@ function Asked({ question, give, busy, draft, fields, children }) {
   return html`<div class="asked">
     ${question.title && html`<h3><bdi>${question.title}</bdi></h3>`}
     <p class="why"><bdi>${question.message || question.name}</bdi></p>
-    ${!own && html`<${Rows} rows=${question.rows} />`}
+    ${!own && html`<${Drawn} question=${question} />`}
     ${children}
     <${Renderer}
       question=${question}
@@ -150,6 +152,15 @@ function Asked({ question, give, busy, draft, fields, children }) {
       busy=${busy}
     />
   </div>`;
+}
+
+/** A question's payload: the fields that the app declares as Markdown are drawn, and all others are rows. Opened, everything is rows. */
+function Drawn({ question: { rows, payload, markdown } }) {
+  const drawn = (rows ?? []).filter(({ name }) => markdown?.includes(name) && typeof payload?.[name] === "string" && payload[name]);
+  if (!drawn.length) return html`<${Rows} rows=${rows} />`;
+  return html`<${Rows} rows=${rows.filter((row) => !drawn.includes(row))} />
+    ${drawn.map(({ name }) => html`<${Markdown} key=${name} text=${visible(payload[name])} />`)}
+    <details class="fine-print"><summary>As text</summary><${Rows} rows=${drawn} /></details>`;
 }
 
 /** A closed question: one line, with who answered it. */
