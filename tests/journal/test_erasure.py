@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 
 from handrail import (
@@ -22,6 +23,7 @@ from handrail import (
     Attachment,
     Budget,
     LaterEnvironment,
+    PostgresJournal,
     Prompt,
     Spend,
     SqliteJournal,
@@ -62,6 +64,7 @@ from support.recorded import Pick
 
 pytestmark = pytest.mark.once
 
+DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ANN = "ann-q7x3"
 BOB = "bob-k2m9"
 WORDS = [
@@ -565,7 +568,7 @@ class Killed:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def erase_and_die(path: Path, number: int) -> int | None:
+def erase_and_die(name: str, number: int) -> int | None:
     """Erase the person in a child process that is killed before a statement. Returns the number of statements if it is not."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -593,9 +596,17 @@ def erase_and_die(path: Path, number: int) -> int | None:
 
     connect = sqlite3.connect
     sqlite3.connect = lambda *given, **named: connect(*given, factory=Connection, **named)  # type: ignore[assignment]  # only in this child
+    execute = psycopg.Connection.execute
+
+    def counted(self: Any, query: Any, *values: Any, **named: Any) -> Any:
+        killed(query)
+        return execute(self, query, *values, **named)
+
+    psycopg.Connection.execute = counted  # type: ignore[method-assign]  # only in this child
     try:
-        journal = SqliteJournal(path, watch=None, inline=True)
-        accounts = AccountsFile(people_path(path))
+        kind = PostgresJournal if name.startswith("postgresql:") else SqliteJournal
+        journal: AnyJournal = kind(name, watch=None, inline=True)
+        accounts = journal.accounts or AccountsFile(people_path(Path(name)))
         asyncio.run(runs.erase(journal, ANN, accounts=accounts))
         os.write(writing, str(killed.count).encode())
     finally:
@@ -615,12 +626,12 @@ async def test_an_erasure_that_is_cut_off_goes_on(place: Path, tmp_path: Path) -
         shutil.rmtree(place)
         shutil.copytree(tmp_path / "before", place, symlinks=True)
 
-    last = erase_and_die(place / "runs.db", 0)
+    last = erase_and_die(str(place / "runs.db"), 0)
     assert last
     restore()
     whole = set[bool]()
     for number in sorted({*range(1, last, max(1, last // 12)), *range(last - 8, last + 1)}):
-        assert erase_and_die(place / "runs.db", number) is None, number
+        assert erase_and_die(str(place / "runs.db"), number) is None, number
         async with world(str(place / "runs.db"), place) as made:
             held = await made.journal.upkeep.holdings(ANN)
             assert len(held.runs) in (0, total), number
@@ -634,6 +645,33 @@ async def test_an_erasure_that_is_cut_off_goes_on(place: Path, tmp_path: Path) -
         if not held.runs:
             restore()
     assert whole == {True, False}
+
+
+async def test_an_erasure_in_postgresql_that_is_cut_off_goes_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in SQLite: each time, everything is still there, until the transaction is committed, and then nothing."""
+    monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
+    name = postgres.new_url()
+    async with world(name, place) as made:
+        await made.fill()
+        await runs.cancel(made.journal, f"{ANN}-queued")
+        total = len((await made.journal.upkeep.holdings(ANN)).runs)
+        kills, held = 0, await made.journal.upkeep.holdings(ANN)
+        while held.runs:
+            assert len(held.runs) == total
+            assert made.people.find(ANN) is not None
+            kills += 1
+            if erase_and_die(name, 1 + kills * (5 if DEEP else 19)) is None:
+                assert not (await made.journal.runs.verify()).altered
+            held = await made.journal.upkeep.holdings(ANN)
+        assert kills > 4
+        await made.erase()
+        made.accounts.refresh()
+        assert made.people.find(ANN) is None
+        assert not made.holding(said("answer"))
+        assert [each["action"] for each in made.people.audit()].count("person erased") == 1
+        assert not (await made.journal.runs.verify()).altered
 
 
 # --- retention ----------------------------------------------------------------------------------------
