@@ -106,7 +106,7 @@ def prompt_of(run_id: str, app: str, hint: str = _GIVE_THE_PROMPT) -> Prompt[Any
     try:
         found: Any = getattr(import_app(module), name, None)
     except ImportError as error:
-        problem = f"its prompt is at {app!r}, which can't be imported here: {error}"
+        problem = f"its prompt is at {app!r}, which can't be imported: {error}"
         raise RunError(run_id, problem, hint) from error
     prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
     if not isinstance(prompt, Prompt):
