@@ -134,6 +134,31 @@ async def test_a_large_result_does_not_enter():
     assert second.text == "2"
 
 
+@pytest.mark.parametrize(
+    "calls", ["await gather(*[keep(x=text) for i in range(9)])", "[keep(x=text) for i in range(9)]"]
+)
+async def test_one_text_does_not_fill_the_host_by_way_of_many_calls(calls: str):
+    """What a script passes to its calls is counted for each of them, as the host keeps it, though the script has it once."""
+    result = await run(f"from asyncio import gather\ntext = 'a' * 5_000_000\n{calls}\n1")
+    assert "it passed more than 20,000,000 bytes to its calls" in result.text
+
+
+async def test_what_a_script_has_passed_counts_after_it_was_parked(tmp_path: Path):
+    """A suspended script does not get to pass as much again."""
+    mailed.clear()
+    text = "text = 'a' * 6_000_000\nfor i in range(4):\n    await keep(x=text)\n    if i == 1:\n        await send_mail(to='ann')"
+    prompt = prompt_of(policies=[ASK], memory=20_000_000)
+    journal = SqliteJournal(tmp_path / "j.db")
+    options: Any = {"journal": journal, "environment": LaterEnvironment()}
+    with pytest.raises(RunParked) as parked:
+        await Adapter(ScriptedModel([script(text), "done"]), **options).evaluate(prompt, "go")
+    journal.questions.answer(answer_to(parked.value.questions[0], {"approved": True}))
+    model = ScriptedModel(["done"])
+    await Adapter(model, **options).resume(parked.value.run_id, prompt)
+    assert "it passed more than 20,000,000 bytes to its calls" in told(model)[0].text
+    assert mailed == ["ann"]
+
+
 HOSTILE = {
     "brackets": ("(" * 50_000 + "1" + ")" * 50_000, "too deeply nested"),
     "operators": ("x = " + "-" * 100_000 + "1", "too deeply nested"),

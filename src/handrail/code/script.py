@@ -101,7 +101,7 @@ class Script:
         self._recorded = self._noted.told
         self._told = 0
         """How many outcomes of `Noted.told` the script was given."""
-        self._made = 0
+        self._made = self._passed = 0
         self._calls: dict[int, tuple[str, str]] = {}
         """The calls whose outcomes the script was not given."""
         self._awaited: set[int] = set()
@@ -173,6 +173,8 @@ class Script:
             else:
                 self._calls, self._told = dict(suspended.calls), suspended.told
                 self._settled, self._made, self._is_kept = [*suspended.settled], suspended.made, True
+                self._passed = sum(len(each.arguments) for each in suspended.settled)
+                self._passed += sum(len(arguments) for _, arguments in suspended.calls.values())
                 return step
         log.warning("a suspended script can't be loaded, so it runs from its start: %s", problem)
         return await interpreter.start(self._code)
@@ -221,8 +223,11 @@ class Script:
         assert interpreter is not None
         while isinstance(step, Called):
             self._made += 1
+            self._passed += len(step.arguments)
             if self._made > self._limits.calls:
                 raise ScriptError(f"it made more than {self._limits.calls} calls.")
+            if self._passed > self._limits.memory:  # the script may pass one text to many calls
+                raise ScriptError(f"it passed more than {self._limits.memory:,} bytes to its calls.")
             if step.has_positional or not step.arguments:
                 wrong = (
                     "takes keyword arguments only"
