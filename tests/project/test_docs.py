@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from markdown.extensions.toc import slugify
 from playwright.sync_api import Browser
 
 import handrail
@@ -259,3 +260,19 @@ def parameters(function: Callable[..., object]) -> set[str]:
         for name, parameter in inspect.signature(function).parameters.items()
         if name != "self" and parameter.kind is not parameter.VAR_KEYWORD
     }
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md", "bench/README.md"])
+def test_links_outside_the_site_lead_somewhere(page: str):
+    """Each link of a page that the site does not have leads to a file, and to a heading of it."""
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\((?!https?:)([^)]+)\)", text)
+    assert targets
+    missing: list[str] = []
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path
+        headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE) if anchor else []
+        if not file.exists() or (anchor and anchor not in [slugify(each, "-") for each in headings]):
+            missing.append(target)
+    assert missing == []
