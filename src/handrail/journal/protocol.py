@@ -270,11 +270,14 @@ class Runs(Protocol):
         """
         ...
 
-    async def forget(self, run_ids: Sequence[str], /, *, finished: bool = False) -> Sequence[str]:
+    async def forget(
+        self, run_ids: Sequence[str], /, *, finished: bool = False, dry: bool = False
+    ) -> Sequence[str]:
         """Delete these runs with everything recorded for them, and the decisions of sessions that then have no run.
 
         With `finished`, a session is left alone unless these are all its runs, each of them is over, has no owner and nothing
-        left to apply, and none has begun a background run that is not over. Returns the ids of the deleted runs.
+        left to apply, and none has begun a background run that is not over. Returns the ids of the deleted runs or, with `dry`, of those
+        that would be deleted.
         """
         ...
 

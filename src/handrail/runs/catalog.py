@@ -144,22 +144,16 @@ async def forget(
     until = None if before is None else before.timestamp()
     sessions: dict[tuple[str, str], list[RunRow]] = {}
     staying: set[tuple[str, str]] = set()
-    waiting = {unit.session_id for unit in await journal.calls.unapplied()}
-    rows = await _all_runs(journal)
-    parents = {row.record.parent.run_id for row in rows if row.record.parent and row.status not in OVER}
-    for number, row in enumerate(rows):
+    for number, row in enumerate(await _all_runs(journal)):
         session = row.record.session_id, row.record.principal
         sessions.setdefault(session, []).append(row)
         kept = keep is not None and number < keep
         is_late = until is not None and row.changed_at >= until
         is_other = (standing and row.status not in standing) or app not in (None, row.record.app)
-        is_used = row.status not in OVER or row.owner or session[0] in waiting or row.record.id in parents
-        if is_used or kept or is_late or is_other:
+        if kept or is_late or is_other:
             staying.add(session)
     going = [row.record.id for session, rows in sessions.items() if session not in staying for row in rows]
-    if going and not dry:
-        going = await journal.runs.forget(going, finished=True)  # what has changed since is noticed there
-    return tuple(going)
+    return tuple(await journal.runs.forget(going, finished=True, dry=dry))
 
 
 async def _all_runs(journal: Journal) -> list[RunRow]:

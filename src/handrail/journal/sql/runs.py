@@ -639,12 +639,15 @@ class SqlRuns(Role):
         others = row_alterations(connection, database.chains)
         return msgspec.structs.replace(found, altered=[*found.altered, *others, *leases])
 
-    async def forget(self, run_ids: Sequence[str], /, *, finished: bool = False) -> Sequence[str]:
+    async def forget(
+        self, run_ids: Sequence[str], /, *, finished: bool = False, dry: bool = False
+    ) -> Sequence[str]:
         now = self._database.now()
 
         def forget(connection: Connection) -> Sequence[str]:
             going = _finished(connection, run_ids) if finished else run_ids
-            remove_runs(connection, self._chains, going, now)
+            if not dry:
+                remove_runs(connection, self._chains, going, now)
             return going
 
         gone = await self._database.transact(forget)
