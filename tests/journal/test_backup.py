@@ -115,6 +115,22 @@ def test_neither_an_existing_backup_nor_an_existing_journal_is_replaced(tmp_path
 
 
 @pytest.mark.parametrize(
+    "left", ["new.db-wal", "new.db-shm", "new.db-journal", "new.db.key", "new.people.db", "new.people.db-wal"]
+)
+def test_a_journal_is_not_restored_beside_what_is_left_of_another(tmp_path: Path, left: str) -> None:
+    """SQLite would apply an old log to the restored file. What lies there is named, and nothing is written."""
+    SqliteJournal(tmp_path / "runs.db").close()
+    People(people_path(tmp_path / "runs.db")).close()
+    back_up(str(tmp_path / "runs.db"), tmp_path / "copy")
+    place = tmp_path / "restored"
+    place.mkdir(mode=0o700)
+    (place / left).write_bytes(b"old")
+    with pytest.raises(JournalError, match=rf"{left} lies beside it\. .*move this one away"):
+        restore(tmp_path / "copy", str(place / "new.db"))
+    assert [(each.name, each.read_bytes()) for each in place.iterdir()] == [(left, b"old")]
+
+
+@pytest.mark.parametrize(
     "command", ["journal backup small/copy --journal runs.db", "journal restore copy --journal small/a.db"]
 )
 def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path, command: str) -> None:

@@ -498,6 +498,36 @@ def test_the_copy_is_a_journal_of_the_release(file: Path):
         assert list(connection.iterdump()) == before
 
 
+@pytest.mark.once
+def test_a_full_disk_leaves_the_journal_and_no_half_of_a_copy(tmp_path: Path, world: object):
+    """An upgrade whose copy does not fit on the disk says so. The journal is as it was, and is upgraded once there is room."""
+    name = released.restore("sqlite", 13, tmp_path / "journal")
+    (tmp_path / "small").mkdir()
+    words = f"{sys.executable} -m handrail journal upgrade --journal small/journal/runs.db"
+    mount = "mount -t tmpfs -o size=500k,mode=700 tmpfs small && cp -a journal small"
+    again = f"mount -o remount,size=2m small && {words}; echo code $?"
+    done = subprocess.run(
+        [
+            "unshare",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            f"{mount} && {words}; echo code $?; ls small/journal; {again}",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    first, second = done.stdout.split("code 1\n")
+    assert first == ""
+    assert second.split("code")[0].split()[:2] == ["runs.db", "runs.people.db"]
+    assert "disk is full. Check the disk" in done.stderr
+    assert "was upgraded from schema 13" in second
+    assert second.endswith("code 0\n")
+    assert version_of(name) == 13
+
+
 def dies_at(name: str, number: int | None) -> Sequence[str] | None:
     """Upgrade a journal in a child process, which is killed before its statement with this number.
 

@@ -55,10 +55,12 @@ def restore(folder: Path, journal: str) -> None:
             ]
             return _run_client("pg_restore", journal, words)
         path = Path(journal)
-        if os.path.lexists(path):
-            raise JournalError(
-                journal, "it exists already", "Restore to another file, or move this one away."
-            )
+        for each in _targets(folder, path):
+            if os.path.lexists(each):
+                hint = "Restore to another file, or move this one away."
+                raise JournalError(
+                    journal, "it exists already" if each == path else f"{each.name} lies beside it", hint
+                )
         create_folders(path.parent)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
             copied = Path(made) / path.name
@@ -69,6 +71,14 @@ def restore(folder: Path, journal: str) -> None:
                 _sync(each)
                 os.link(each, path.with_name(each.name))  # unlike a rename, this replaces nothing
         _sync(path.parent)
+
+
+def _targets(folder: Path, path: Path) -> list[Path]:
+    """Return the files that a restored journal consists of, and the logs of an earlier one, which SQLite would apply to it."""
+    people = path.with_name(f"{path.stem}{_PEOPLE}")
+    logs = [Path(f"{each}{suffix}") for each in (path, people) for suffix in ("-wal", "-shm", "-journal")]
+    key = [Path(f"{path}{KEY_SUFFIX}")] if (folder / f"{_FILE}{KEY_SUFFIX}").exists() else []
+    return [path, people, *key, *logs]
 
 
 def _copy_files(source: Path, target: Path) -> None:

@@ -65,8 +65,8 @@ def _upgrade_file(path: str, check: bool) -> Upgrade:
     try:
         with contextlib.closing(_connect(path, check)) as connection:
             return _upgrade_connected(connection, path, check)
-    except sqlite3.Error as error:
-        if is_damage(error):
+    except (sqlite3.Error, OSError) as error:
+        if isinstance(error, sqlite3.Error) and is_damage(error):
             raise unreadable(path, error) from error
         hint = "Check the disk, and whether another program has locked the file. Then try again."
         raise JournalError(path, f"it can't be upgraded: {error}", hint) from error
@@ -155,8 +155,12 @@ def _copy(connection: sqlite3.Connection, copy: str) -> str:
     made = f"{copy}.part"
     Path(made).unlink(missing_ok=True)
     os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    with contextlib.closing(sqlite3.connect(made)) as target:
-        connection.backup(target)
+    try:
+        with contextlib.closing(sqlite3.connect(made)) as target:
+            connection.backup(target)
+    except BaseException:
+        Path(made).unlink(missing_ok=True)
+        raise
     number, chosen = 1, copy
     while os.path.exists(chosen) and not filecmp.cmp(chosen, made, shallow=False):
         number += 1
