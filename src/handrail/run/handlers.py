@@ -36,6 +36,8 @@ _RETRIES = 2
 """Maximum number of times that a call is retried after transient failures."""
 _LONGEST_PAUSE = 60.0
 """Longest time in seconds that a call waits before it is retried."""
+_MOST_NAMED = 20
+"""Maximum number of tools that the refusal of an unknown one names."""
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
@@ -51,7 +53,9 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
     if tool is None or tool.handler is None:
         names = [name for name, each in tools.items() if each.handler is not None]
         near = nearest(call.name, names)
-        hint = f"Did you mean {near}?" if near else f"Available tools: {', '.join(names) or 'none'}."
+        others = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        named = ", ".join(names[:_MOST_NAMED]) or "none"
+        hint = f"Did you mean {near}?" if near else f"Available tools: {named}{others}."
         if tool is None and workers is not None:
             hint = workers.why_not(call.name) or hint
         raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
