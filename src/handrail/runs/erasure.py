@@ -21,7 +21,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import ErasureRefused, HandrailError, JournalAltered, RunError
 from handrail.journal.protocol import Note
-from handrail.journal.records import OVER, CallKey, Holdings
+from handrail.journal.records import CallKey, Holdings
 from handrail.resources.workspace.workspace import default_cache
 from handrail.runs.catalog import cancel as cancel_run
 from handrail.runs.copies import export, get_files, make_empty, write_file
@@ -114,12 +114,11 @@ async def _without_unfinished(journal: Journal, held: Holdings, clock: Clock) ->
     """Cancel the unfinished runs, also those that begin because one has ended, and wait for the processes that execute them."""
     until = clock.monotonic() + _PATIENCE
     while held.unfinished and clock.monotonic() < until:
-        waits = False
         for run_id, _ in held.unfinished:
-            waits |= (await cancel_run(journal, run_id)).status not in OVER
-        if waits:
-            await journal.queue.wait(1.0)
+            await cancel_run(journal, run_id)
         held = await journal.upkeep.holdings(held.principal)
+        if held.unfinished:
+            await journal.queue.wait(1.0)
     return held
 
 
