@@ -12,13 +12,12 @@ from opentelemetry import baggage, context, trace
 from handrail import Adapter, OpenAIModel, Prompt, ScriptedModel, ToolCall, ToolContext, tool
 from handrail.context import RunContext
 from handrail.fleet import FleetApp, Runner, submit
-from handrail.journal.records import OVER
-from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import ToolServer
 from handrail.telemetry import names
 from mcp import Client
-from support import PATIENCE, fleet_app
+from support import PATIENCE, fleet_app, journals
 from support.mcp_http import Reply, Request, listening, ordinary
+from support.parked_runs import answer_to
 from support.raw_server import raw_server, said
 from support.serving import serving
 from support.traced import traced
@@ -96,27 +95,36 @@ async def test_models_get_the_trace_only_at_hosts_that_are_named(hosts: list[str
     assert (f"{chat.context.trace_id:032x}-{chat.context.span_id:016x}" in heads) is sent
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_submitted_run_is_in_the_trace_of_what_submitted_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker executes a run in the trace of the app's span that submitted it, which the journal keeps."""
+    """Two workers execute the legs of a run in the trace of the app's span that submitted it, and the second names the first's leg."""
     monkeypatch.setenv("FLEET_LOG", str(tmp_path / "log"))
-    journal, app, stop = MemoryJournal(), FleetApp.load(str(Path(fleet_app.__file__))), asyncio.Event()
-    with traced() as seen:
+    app = FleetApp.load(str(Path(fleet_app.__file__)))
+    with journals.of_kind(kind), traced() as seen:
+        journal = journals.open_at(tmp_path / "runs.db")
         with seen.provider.get_tracer("app").start_as_current_span("request") as span:
-            row = await submit(journal, app, "pay rent")
-        working = asyncio.ensure_future(
-            Runner(journal, [app]).run(stop),
-        )
-        async with asyncio.timeout(PATIENCE):
-            while (await journal.runs.get(row.record.id)).status not in OVER:
-                await journal.queue.wait(0.01)
-            stop.set()
-            await working
-    [leg] = [each for each in seen.spans if each.name.startswith("invoke_agent")]
-    assert leg.parent.span_id == span.get_span_context().span_id
-    assert leg.context.trace_id == span.get_span_context().trace_id
-    assert leg.attributes[names.RUN_ID] == row.record.id
+            run_id = (await submit(journal, app, "choose tea")).record.id
+        journal.close()
+        for status in ("parked", "done"):
+            journal, stop = journals.open_at(tmp_path / "runs.db"), asyncio.Event()
+            for question in await journal.questions.open(run_id):
+                journal.questions.answer(answer_to(question, {"name": "green"}))
+            working = asyncio.ensure_future(Runner(journal, [app]).run(stop))
+            async with asyncio.timeout(PATIENCE):
+                while (await journal.runs.get(run_id)).status != status:
+                    await journal.queue.wait(0.01)
+                stop.set()
+                await working
+            journal.close()
+    first, second = [each for each in seen.spans if each.name.startswith("invoke_agent")]
+    assert {each.context.trace_id for each in seen.spans} == {span.get_span_context().trace_id}
+    assert {each.parent.span_id for each in (first, second)} == {span.get_span_context().span_id}
+    [link] = second.links
+    assert (link.context.span_id, link.attributes[names.LEG_END]) == (first.context.span_id, "parked")
+    assert first.attributes[names.WORKER_ID] != second.attributes[names.WORKER_ID]
+    assert {each.attributes[names.RUN_ID] for each in (first, second)} == {run_id}
 
 
 async def test_what_started_a_run_is_in_its_context() -> None:

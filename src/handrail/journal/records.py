@@ -208,6 +208,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """When a worker may take the run, in seconds since 1970; None if the run does not wait for a time."""
     legs: int = 0
     """How many legs have begun. A leg is the work of one process on the run. Some failed claims of the run by its id count too."""
+    before: RunStatus | None = None
+    """In the row that `take` returns: the run's status before its current leg, also if a claim has begun that. Otherwise None."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,6 +120,8 @@ class SqlQueue(Role):
 
         claimed = await database.transact(claim)
         if claimed is not None:
+            if claimed.status != "queued":
+                self._runs.claimed[claimed.record.id] = claimed.status
             self._lost(claimed.record.id)  # another process may have had the run
         return claimed
 

@@ -363,6 +363,8 @@ class SqlRuns(Role):
         self._lost = lost
         self._checked_sessions: set[str] = set()
         """Sessions whose runs the indexes were seen to find all of."""
+        self.claimed: dict[str, RunStatus] = {}
+        """The runs that this process has claimed, and not taken since, with their statuses before."""
 
     @transaction
     def begin(
@@ -393,6 +395,10 @@ class SqlRuns(Role):
             return msgspec.structs.replace(self.shown(connection, row), deaths=taken.deaths, legs=taken.legs)
 
         taken = await database.transact(take)
+        status = self.claimed.pop(run_id, taken.status)
+        taken = msgspec.structs.replace(
+            taken, before=status if taken.owner == database.owner else taken.status
+        )
         self._lost(run_id)  # another process may have had the run
         return taken
 

@@ -310,9 +310,8 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
     units = tuple(each for each in own.records if isinstance(each, CommitUnit))
     entries = [each for each in own.records if isinstance(each, Entry)]
     asked = await journal.questions.history(record.id)
-    earlier = (
-        "" if row.legs < 2 else row.status if row.status == "parked" else "lost" if row.owner else "released"
-    )
+    was_parked = (row.before or row.status) == "parked"
+    earlier = "" if row.legs < 2 else "parked" if was_parked else "lost" if row.deaths else "released"
     made = RunLog(
         *(journal, record.id, clock, entries, units),
         asked=asked,
