@@ -292,7 +292,9 @@ async def world(name: str, base: Path) -> AsyncGenerator[World]:
         made.close()
 
 
-async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_path: Path) -> None:
+async def test_nothing_is_left_of_a_person_but_what_is_listed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(name, tmp_path / "state") as made:
         await made.fill()
         with pytest.raises(ErasureRefused, match="--cancel") as refused:
@@ -312,6 +314,9 @@ async def test_nothing_is_left_of_a_person_but_what_is_listed(name: str, tmp_pat
         )  # a process that goes on with its runs, and knows the ends of chains
         mine = RunRecord(id="other", session_id="others", principal=BOB, prompt="p", model="m", began_at=1.0)
         await other.runs.begin(mine)
+        monkeypatch.setenv(
+            "XDG_STATE_HOME", str(tmp_path / "another user")
+        )  # who can't verify what the folder keeps
         done = await made.erase(cancel=True)
         await other.calls.note("other", Entry("remark", "", 2.0, b""))
         await other.runs.leave("other", "done")
@@ -515,6 +520,16 @@ async def test_bytes_in_the_log_are_told_while_another_process_reads(place: Path
         reader.close()
         assert (await made.erase()).is_compact
         assert not made.holding(said("draft"))
+
+
+async def test_a_folder_that_is_gone_is_told(place: Path) -> None:
+    """What a folder keeps for undo can't be deleted if the folder was moved away, which the outcome says."""
+    async with world(str(place / "runs.db"), place) as made:
+        (place / "folder").mkdir()
+        with DirectoryFilesystem(place / "folder") as files:
+            await made.works(ANN, files)
+        (place / "folder").rename(place / "moved")
+        assert (await made.erase()).unreachable == [str(place / "folder")]
 
 
 async def test_sessions_that_were_forgotten_are_still_named_until_then(place: Path) -> None:

@@ -574,7 +574,8 @@ def erasure_lines(done: Erasure, dry: bool) -> Iterator[str]:
         for each in done.folders
     )
     yield from (
-        f"Stays: what is kept for undo in {escape(each)}, which can't be opened." for each in done.unreachable
+        f"Not reached: what is kept for undo in {escape(each)}, which can't be opened."
+        for each in done.unreachable
     )
     yield from (
         f"Stays: {escape(each)}, a copy of the journal. Delete it if you don't need it."

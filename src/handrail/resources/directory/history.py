@@ -117,6 +117,11 @@ class History:
         self._list()
         return [kept for kept in reversed(self._kept) if kept.call == call]
 
+    def forget(self, call: str, remove: Callable[[Path], None]) -> None:
+        """Remove the commits of a call, as `add` removes those that exceed the limits."""
+        for kept in self.find(call):
+            self._remove(kept, remove)
+
     @property
     def is_full(self) -> bool:
         """Whether the history holds as many commits as it may, so that adding one removes the oldest."""
