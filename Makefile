@@ -23,7 +23,7 @@ run:
 serve:
 	@scripts/venv .venv requirements/dev.txt
 	@scripts/page
-	@.venv/bin/handrail serve examples/inbox/served.py
+	@.venv/bin/handrail serve examples/inbox/served.py --journal .handrail/inbox-on-a-page.db
 
 # -q is not used here, because strict mode does not count warnings that are not logged.
 docs:

@@ -5,13 +5,17 @@ python examples/inbox [--messages N] [--kill-after N]
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and "--begin" not in sys.argv:
+    print("Sorting a family's inbox: loading Handrail and an embedded model …", flush=True)
+
 import argparse
 import asyncio
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 

@@ -108,6 +108,17 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
             _say(" " * 15, f"A rule in this example {word} the diff above. No person was asked.")
     _say(("  resumed      ", "bold"), f"{_recorded(killed)} were not done again.")
     _say(" " * 15, f"After the kill {asked} answers were asked for; there are {len(_turns(run))} in all.")
+    _head(_sentence(killed, run))
+
+
+def _sentence(killed: RunTree, run: RunTree) -> str:
+    """Say what happened, by what both processes have recorded."""
+    before, after = (_calls(each, "sort_message") for each in (killed, run))
+    bills = [call.status for call in _calls(run, "book_bill")]
+    again = len(after) - len({call.message for call in after})
+    twice = "none of them twice" if not again else f"{again} of them twice, which is a bug"
+    booked = f"{bills.count('ok')} of {len(bills)} bills booked"
+    return f"{len(after)} messages are sorted, {len(before)} before the kill and {len(after) - len(before)} after it, {twice}; {booked}."
 
 
 def _left_behind(folder: Path, bills: list[CallNode]) -> str:

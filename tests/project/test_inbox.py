@@ -38,7 +38,7 @@ handrail.LocalModel = lambda **given: handrail.ScriptedModel(said)
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Fixture: returns a function that imports one of the example's modules by its bare name."""
     monkeypatch.syspath_prepend(str(INBOX))
-    for name in ("app", "rule", "report"):
+    for name in ("app", "rule", "report", "threads"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return import_module
 
@@ -90,6 +90,10 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
     assert re.search(r"├── ✓ sort_message +[\d.]+ s +\d+ in, [34]\d\d cached, \d+ out +0[123]-", said)
     assert re.search(r"✗ book_bill .*book_bill failed", said)
     assert re.search(r"\d of 3 as a person would", said)
+    assert said.splitlines()[0].startswith("Sorting a family's inbox")
+    assert said.splitlines()[-1] == (
+        "3 messages are sorted, 1 before the kill and 2 after it, none of them twice; 1 of 2 bills booked."
+    )
     assert re.search(r"before +inbox/ +01-web-address, 02-flight, 03-cleaning\n +after +bills.csv", said)
 
 
@@ -105,6 +109,49 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     assert ended == "the run ended before it could be killed"
     assert "should have been killed, but exited with 1" in reported
     assert b"not done again" not in run.stdout
+
+
+async def test_the_page_opens_on_threads_that_scripts_made(
+    inbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its first start, one thread has a call that was undone, one a denied call, and one a call that was rolled back.
+
+    The folder is as new mail has left it. A later start makes no more threads.
+    """
+    monkeypatch.chdir(tmp_path)
+    app, threads = inbox("app"), inbox("threads")
+    folder = tmp_path / "files"
+    app.new_mail(folder)
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    journal = SqliteJournal(tmp_path / "runs.db")
+    await threads.make(journal, folder, "served:prompt")
+    calls = {
+        run_id: (await show(journal, run_id)).calls[0]
+        for run_id in ("book-the-cleaning", "book-the-invoice", "book-the-web-address")
+    }
+    assert [call.status for call in calls.values()] == ["ok", "denied", "error"]
+    assert [call.undone for call in calls.values()] == [True, False, False]
+    assert "I paid it yesterday" in calls["book-the-invoice"].message
+    rows = [(await show(journal, run_id)).row.record for run_id in calls]
+    assert [(row.app, row.principal, row.session_id) for row in rows] == [
+        ("served:prompt", "local", f"local/{run_id}") for run_id in calls
+    ]
+    assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    journal.close()
+
+
+@pytest.mark.once
+def test_the_served_inbox_makes_its_threads_once(tmp_path: Path) -> None:
+    """The first start of the app records three runs in the journal that `make serve` names, and the second start no more."""
+    read = (
+        "from handrail.serve import load; from handrail import SqliteJournal, runs; import asyncio; "
+        f"print(load({str(INBOX / 'served.py')!r}).source.app, "
+        "len(asyncio.run(runs.list_runs(SqliteJournal('.handrail/inbox-on-a-page.db')))))"
+    )
+    for _ in range(2):
+        run = warm_python.run(["-c", read], cwd=tmp_path)
+        assert (run.returncode, run.stdout) == (0, b"served:prompt 3\n"), run.stderr
+    assert "served.py --journal .handrail/inbox-on-a-page.db" in (ROOT / "Makefile").read_text()
 
 
 # --- the example's tools without a model -----------------------------------------------------------

@@ -282,6 +282,8 @@ def test_what_was_rolled_back_is_shown(page: Page, desk: Desk):
     broken = card(page, "break_off")
     expect(broken).to_contain_text("failed")
     expect(broken).to_contain_text("Rolled back")
+    page.reload()
+    expect(broken).to_contain_text("Its changes to files and state were rolled back.")
     assert not (desk.folder / "work" / "half.txt").exists()
 
 

@@ -136,6 +136,7 @@ const Card = drawnFor(
         ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
         ${call.result !== undefined && !isSaid(view, agents, call.result) && html`<${Result} text=${call.result} status=${status} />`}
         ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}
+        ${isUndoneAlone(view, id, agents) && html`<p class="soft"><${Icon} name="undo" /> Its changes to files and state were rolled back.</p>`}
         ${facts.unapplied && html`<p class="soft">${UNAPPLIED}</p>`}
         ${hasChanged && !isFolded && html`<${DiffView} diff=${facts.diff ?? ""} />`}
       </div>
@@ -150,6 +151,12 @@ function Status({ status }) {
 }
 
 const hasFailed = ({ facts = {} }) => isOver(facts.status) && facts.status !== "ok" && !facts.tool?.includes("."); // a handoff reports the failure of its acts itself
+
+/** Whether a call failed by itself, so that none of its changes is left. What it was told while it ran is not in a snapshot. */
+function isUndoneAlone(view, id, agents) {
+  const { status, rolled_back: told } = view.calls[id].facts ?? {};
+  return !told && status !== "cancelled" && ROLLED_BACK.includes(status) && !agents.length && !innerOf(view, id).length;
+}
 
 /** Whether the only agent of a call has said a text as its last one. */
 function isSaid(view, agents, text) {
