@@ -81,7 +81,7 @@ async def test_runs_of_eight_killed_processes_park_at_the_cap_and_go_on_once_it_
     given = [",".join(each) for each in ids]
     spend("run", where, tmp_path, cap, given, [1, 2, 3, 1, 2, 1, 2, 3])
     printed = spend("run", where, tmp_path, cap, given, [0] * PROCESSES)
-    assert "parked at spend cap" in printed
+    assert "parked at a higher cap" in printed
     [state] = await journal.spending.list()
     assert billed(tmp_path) <= state.counted["tokens"] <= cap
     assert state.counted["tokens"] > cap - 5 * request, "they did not ask before the cap was near"

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from handrail.journal.any_journal import AnyJournal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
-    from handrail.run.limits import Budget
+    from handrail.run.limits import Budget, Spend
     from handrail.workers import Worker
 
 _MODES = {"ask": None, "all": "approve_all", "strict": "strict"}
@@ -73,6 +74,15 @@ StartupFiles = Annotated[
         metavar="PATH",
         help="Files that tools may change without a separate approval although other programs run them "
         "automatically, such as .github/workflows/*; repeatable.",
+    ),
+]
+SpendCaps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spend",
+        metavar="AMOUNT",
+        help="Most that each person's runs may spend in a day: 20 for US dollars, or 500000tokens. 20/app is for everybody "
+        "together, and 20@Europe/Berlin for days there. At the cap, runs wait. Repeatable.",
     ),
 ]
 JournalFile = Annotated[
@@ -196,6 +206,7 @@ class WorkerOptions:
     calls: Annotated[
         int | None, typer.Option("--budget-calls", min=0, metavar="N", help="Maximum tool calls.")
     ] = None
+    spend: SpendCaps = None
     journal: JournalFile = None
     no_journal: Annotated[bool, typer.Option("--no-journal", help="Record nothing.")] = False
     continues: Annotated[
@@ -309,6 +320,7 @@ class ServeOptions:
         ),
     ] = None
     startup_files: StartupFiles = None
+    spend: SpendCaps = None
     journal: JournalFile = None
     approve: Annotated[
         str,
@@ -502,6 +514,27 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
 
 
 # --- interpreting the options ---
+
+
+_CAP = re.compile(r"(\d+(?:\.\d+)?)(tokens|requests)?(/app)?(?:@(.+))?")
+
+
+def parse_spend(given: list[str] | None) -> tuple[Spend, ...]:
+    """Return the caps that `--spend` names. Raises `UsageError` for one that is malformed."""
+    from handrail.run.limits import Budget, Spend
+
+    found: list[Spend] = []
+    for each in given or ():
+        match = _CAP.fullmatch(each.strip())
+        if match is None or (match[2] and "." in match[1]):
+            raise UsageError(
+                f"--spend {each!r} is not an amount. Write US dollars, such as 20, or 500000tokens or 300requests. "
+                "Add /app for everybody together, and @ZONE for days in a time zone."
+            )
+        unit, amount = match[2] or "money", match[1]
+        limits: Any = {unit: Decimal(amount) if unit == "money" else int(amount)}
+        found.append(Spend(Budget(**limits), by="app" if match[3] else "principal", zone=match[4] or "UTC"))
+    return tuple(found)
 
 
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:

@@ -17,6 +17,7 @@ from handrail.cli.command_options import (
     McpOptions,
     Message,
     ServeOptions,
+    SpendCaps,
     WorkerOptions,
     takes_options,
 )
@@ -157,6 +158,7 @@ def worker(
         ),
     ] = None,
     keep_runs: KeepRuns = None,
+    spend: SpendCaps = None,
 ) -> None:
     """Execute an app's runs, which wait in a journal.
 
@@ -164,7 +166,9 @@ def worker(
     """
     from handrail.cli import fleet_commands
 
-    raise typer.Exit(fleet_commands.work(options, dispatcher, limit, host, grace, listen, keep_runs or ()))
+    raise typer.Exit(
+        fleet_commands.work(options, dispatcher, limit, host, grace, listen, keep_runs or (), spend)
+    )
 
 
 @app.command(epilog=_EPILOG)
@@ -223,6 +227,32 @@ def audit(
     from handrail.cli import users_commands
 
     raise typer.Exit(users_commands.audit(journal, who, after))
+
+
+@app.command()
+def usage(
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Divide by day, person, app, model or tool; repeatable. Default: day and model.",
+        ),
+    ] = None,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Begin 12h, 30d or 4w ago, or at a date: 2026-01-31.")
+    ] = "30d",
+    who: Annotated[str | None, typer.Option(metavar="NAME", help="Only this person's runs.")] = None,
+    zone: Annotated[
+        str, typer.Option(metavar="ZONE", help="The time zone of the days, such as Europe/Berlin.")
+    ] = "UTC",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    journal: JournalFile = None,
+    as_json: Json = False,
+) -> None:
+    """Print what runs have used and spent: requests, tokens, cost and calls. Every record is verified."""
+    from handrail.cli import usage_command
+
+    raise typer.Exit(usage_command.show(journal, by or (), as_csv, as_json, since=since, who=who, zone=zone))
 
 
 @app.command()

@@ -18,6 +18,7 @@ from handrail.cli.command_options import (
     open_files,
     open_journal,
     parse_approvals,
+    parse_spend,
     read_input,
     search_here,
 )
@@ -49,13 +50,17 @@ def work(
     grace: float,
     address: str | None,
     keep_runs: Sequence[str],
+    spend: list[str] | None,
 ) -> int:
     """Execute runs until SIGTERM or Ctrl-C, and return the exit code."""
+    from handrail.run.limits import caps_of
+
     try:
         with contextlib.ExitStack() as during:
             listening = None if address is None else during.enter_context(_listen(address))
             with divert_stdout():
                 app = _load(options)
+            app.source.spend = caps_of(parse_spend(spend))
             journal = during.enter_context(
                 contextlib.closing(open_journal(options.journal, app.source.files))
             )

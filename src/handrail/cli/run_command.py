@@ -23,6 +23,7 @@ from handrail.cli.command_options import (
     is_module,
     open_files,
     parse_approvals,
+    parse_spend,
     read_input,
 )
 from handrail.cli.outcome import (
@@ -198,6 +199,7 @@ class Conversation:
                 )
             self._environment = LaterEnvironment()
         options.start_deadline()  # report an invalid duration before anything runs
+        self._spend = parse_spend(options.spend)
         budget = options.parse_budget()
         self._budget = None if budget is None else BudgetTracker(budget)
 
@@ -280,6 +282,7 @@ class Conversation:
             filesystem=self.files,
             deadline=self.options.start_deadline(),
             budget=self._budget,
+            spend=self._spend,
         )
 
     async def turn(self, message: str, hear: Hear | None = None) -> TurnOutcome:

@@ -100,7 +100,7 @@ def command(
         def run(**given: Any) -> None:
             as_json = given["as_json"]
             arguments = {each: value for each, value in given.items() if each in names}
-            raise typer.Exit(_run(command, given["journal"], arguments, as_json, creates_journal))
+            raise typer.Exit(run_report(command, given["journal"], arguments, as_json, creates_journal))
 
         app.command(name)(with_signature(run, [*own, *(each for each in shared if each.name not in names)]))
         return command
@@ -108,7 +108,7 @@ def command(
     return register
 
 
-def _run(
+def run_report(
     command: Command, journal: str | None, arguments: dict[str, Any], as_json: bool, creates_journal: bool
 ) -> int:
     """Run a command on its journal, print its report, and return the exit code."""
@@ -832,7 +832,7 @@ async def forget(
     if cancel_:
         raise UsageError("--cancel needs --principal NAME. `handrail runs cancel RUN` cancels one run.")
     gone = await runs.forget(
-        journal, before=_parse_time(before), keep=keep, standing=wanted, app=app_, dry=dry_run
+        journal, before=parse_time(before), keep=keep, standing=wanted, app=app_, dry=dry_run
     )
     verb = "would be forgotten" if dry_run else "forgotten"
     count = counted(len(gone), "run")
@@ -862,7 +862,7 @@ def _accounts(journal: AnyJournal) -> Generator[Accounts | None]:
         yield accounts
 
 
-def _parse_time(text: str | None) -> datetime | None:
+def parse_time(text: str | None, option: str = "--before") -> datetime | None:
     """Parse a date or time, in UTC by default, or a duration that is subtracted from the current time. None stays None.
 
     Raises `UsageError` if the text is neither.
@@ -876,6 +876,6 @@ def _parse_time(text: str | None) -> datetime | None:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"--before {text!r} is not a time. Write 30d, 12h, 2w or a date: 2026-01-31."
+            f"{option} {text!r} is not a time. Write 30d, 12h, 2w or a date: 2026-01-31."
         ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -18,6 +18,7 @@ from handrail.cli.command_options import (
     open_files,
     open_journal,
     parse_approvals,
+    parse_spend,
     search_here,
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path, print_line
@@ -85,12 +86,16 @@ def serve(options: ServeOptions) -> int:
 def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
     """Return a function that submits a message as a run for workers.
 
-    Raises `UsageError` for `--files` and for an `--approve` other than `ask`, because workers take these options themselves.
+    Raises `UsageError` for `--files`, `--spend` and an `--approve` other than `ask`, because workers take these options themselves.
     """
     from handrail.fleet import FleetApp, Submission, submit
     from handrail.run.record.begin import code_of
 
-    for name, is_given in (("--files", options.files is not None), ("--approve", options.approve != "ask")):
+    for name, is_given in (
+        ("--files", options.files is not None),
+        ("--approve", options.approve != "ask"),
+        ("--spend", options.spend is not None),
+    ):
         if is_given:
             raise UsageError(
                 f"{name} has no effect with --submit, because workers execute the runs. Give it to them: handrail worker APP {name} ..."
@@ -167,6 +172,7 @@ def _load(options: ServeOptions) -> Loaded:
     Raises `UsageError` if the app is neither a folder, a worker's file nor a module, and `DefinitionError` if it can't
     be loaded.
     """
+    from handrail.run.limits import caps_of
     from handrail.serve.sources import load
 
     path = Path(options.app)
@@ -179,12 +185,14 @@ def _load(options: ServeOptions) -> Loaded:
             "`handrail new demo` creates a folder of workers to start with."
         )
     folder = path if path.is_dir() else path.parent
-    return load(
+    loaded = load(
         str(path) if is_worker else options.app,
         model=find_model(options.model),
         approvals=parse_approvals(options.approve),
         files=_open_files(options, folder) if is_worker or options.files is not None else None,
     )
+    loaded.source.spend = caps_of(parse_spend(options.spend))
+    return loaded
 
 
 # --- handrail mcp ---

@@ -110,6 +110,8 @@ class Runner:
         self.host = host or this_host()
         self.limit = limit
         self._apps = {app.queue: app for app in apps}
+        for app in apps:
+            app.source.check_spend()
         self._engine = dispatcher
         self._dispatcher: Dispatcher = dispatcher or JournalDispatcher()
         self._report = report

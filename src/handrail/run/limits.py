@@ -17,7 +17,7 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import BudgetExceededError, DefinitionError
 from handrail.journal.records import Amounts, SpendCap
-from handrail.messages import Usage
+from handrail.messages import Model, Usage, is_choice
 from handrail.text.spelling import checked_arguments
 
 if TYPE_CHECKING:
@@ -139,6 +139,18 @@ def caps_of(spend: Spend | SpendCap | Iterable[Spend | SpendCap]) -> tuple[Spend
                 f"spend is {each!r}. Pass a Spend, for example Spend(per_day=20), or a list of them."
             )
     return found
+
+
+def check_price(caps: Iterable[SpendCap], model: Model, tariff: Callable[[Usage], Decimal | None]) -> None:
+    """Raise `DefinitionError` if there is a cap on money, and the price of the model is not known.
+
+    A choice passes, because the model that it chooses is checked when it is asked.
+    """
+    if any("money" in each.limits for each in caps) and not is_choice(model) and tariff(Usage(1, 1)) is None:
+        raise DefinitionError(
+            f"a Spend caps money, and the price of the model {model.name!r} is not known. Give the model a price, run "
+            "`pip install 'handrail[prices]'`, which has the prices of many models, or cap tokens: Spend(per_day=Budget(tokens=...))."
+        )
 
 
 class Reservation:

@@ -21,13 +21,12 @@ from handrail.events import ApprovalDecided, SpendWarned
 from handrail.guard.approval import APPROVAL_SCHEMA, Broker
 from handrail.journal.digest import keyed_digest
 from handrail.journal.records import Amounts, SpendCap, SpendRaise, SpendState, SpendWindow, negative, sum_of
-from handrail.messages import Usage, is_choice
 from handrail.protocols import ApprovalRequest
 from handrail.question import Question, Quorum, ask
+from handrail.run.limits import check_price
 from handrail.run.questions import CallAsker, RunAsker, waiting_for_a_person
 
 if TYPE_CHECKING:
-    from handrail.models.prices import Tariff
     from handrail.run.adapter import Settings
     from handrail.run.evaluation import Evaluation
     from handrail.run.run import Run
@@ -36,7 +35,7 @@ log = logging.getLogger("handrail.run.spend")
 
 ONLY_USER = "local"
 """The principal of programs on this machine, and of a server without users. Nobody else is there who could raise their cap."""
-_NAME = "spend cap"
+_NAME = "a higher cap"
 _LOOK_SECONDS = 1.0
 _MOST_LOOKS = 60
 """How many seconds to wait for what other processes have reserved, before somebody is asked to raise the cap."""
@@ -50,17 +49,7 @@ def check_caps(run: Run, settings: Settings) -> None:
         raise DefinitionError(
             "a Spend counts what is spent in a journal, and this run has none. Pass one: journal=SqliteJournal('runs.db')."
         )
-    if not is_choice(settings.model):  # of a choice, the model that is asked is checked
-        check_price(caps, settings.model.name, settings.tariff)
-
-
-def check_price(caps: tuple[SpendCap, ...], model: str, tariff: Tariff) -> None:
-    """Raise `DefinitionError` if there is a cap on money, and the price of the model is not known."""
-    if tariff(Usage(1, 1)) is None and any("money" in each.limits for each in caps):
-        raise DefinitionError(
-            f"a Spend caps money, and the price of the model {model!r} is not known. Give the model a price, run "
-            "`pip install 'handrail[prices]'`, which has the prices of many models, or cap tokens: Spend(per_day=Budget(tokens=...))."
-        )
+    check_price(caps, settings.model, settings.tariff)
 
 
 class AtCap(Exception):
@@ -106,7 +95,7 @@ def _window(run: Run, cap: SpendCap) -> SpendWindow:
 async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]) -> Hold:
     """Reserve what a request may spend at most. Raises `AtCap` if a cap leaves less, and `DefinitionError` if its price is not known."""
     run, caps = evaluation.run, evaluation.run.options.spend
-    check_price(caps, evaluation.model.name, evaluation.tariff)
+    check_price(caps, evaluation.model, evaluation.tariff)
     amounts: Amounts = {unit: amount for unit, amount in bound.items() if amount is not None}
     limits: dict[SpendWindow, Amounts] = {}
     warnings: dict[SpendWindow, Amounts] = {}
@@ -165,7 +154,7 @@ async def wait_at_cap(evaluation: Evaluation, short: AtCap) -> None:
     if approval.outcome == "timed out" or (approval.outcome == "cancelled" and not approval.reason):
         return  # the day is over, or the question was withdrawn because the cap leaves room
     if not approval.approved:
-        raise evaluation.failed(SpendCapReached(_spent(short.state, short.cap), _why(approval)), "budget")
+        raise evaluation.failed(SpendCapReached(_wanted(short), _why(approval)), "budget")
     raised = msgspec.convert(question.payload["arguments"]["raise_by"], Amounts)
     await spending.add(short.state.window, SpendRaise(id=question.id, by=approval.by, amounts=raised))
     log.info("%s raised the cap of %s by %s", approval.by, short.state.window.id, raised)
@@ -182,7 +171,7 @@ def _question(run: Run, id: str, short: AtCap) -> Question:
     raised = {unit: max(cap.limits[unit], missing[unit]) for unit in missing}
     until = datetime.fromtimestamp(state.window.ends_at, ZoneInfo(cap.zone))
     message = (
-        f"{_spent(state, cap)}. Raise the cap by {_shown(raised)} until {until:%Y-%m-%d %H:%M} ({cap.zone})?"
+        f"{_wanted(short)}. Raise the cap by {_shown(raised)} until {until:%Y-%m-%d %H:%M} ({cap.zone})?"
     )
     shown = {
         "spent": state.counted,
@@ -190,6 +179,7 @@ def _question(run: Run, id: str, short: AtCap) -> Question:
         "raise_by": raised,
         "next_request": short.wanted,
     }
+    shown = {name: {unit: each[unit] for unit in cap.limits if unit in each} for name, each in shown.items()}
     arguments = msgspec.to_builtins(shown)
     payload = {"tool": _NAME, "arguments": arguments, "reason": message, "window": state.window.id}
     principal = run.session.principal
@@ -280,6 +270,11 @@ def _spent(state: SpendState, cap: SpendCap) -> str:
     below = any(counted[unit] > limits[unit] for unit in limits)
     more = ", which is below what was already spent" if below else ""
     return f"{whose} has spent {_shown(counted)} on {window.day}, and the cap is {_shown(limits)}{more}"
+
+
+def _wanted(short: AtCap) -> str:
+    wanted = {unit: short.wanted[unit] for unit in short.cap.limits if unit in short.wanted}
+    return f"{_spent(short.state, short.cap)}; the next request may spend {_shown(wanted)}"
 
 
 def _shown(amounts: Amounts) -> str:

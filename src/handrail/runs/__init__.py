@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from handrail.runs.retention import Retention, sweep
     from handrail.runs.reversal import Undoing, discard, unapplied, undo, undo_problems
     from handrail.runs.sending import Receipt, edit, go_on, messages, pause, send, stop, withdraw, wrap_up
+    from handrail.runs.totals import UsageLine, UsageReport, usage
     from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "RunTree",
     "Turn",
     "Undoing",
+    "UsageLine",
+    "UsageReport",
     "WorkspaceLine",
     "approvals",
     "cancel",
@@ -71,6 +74,7 @@ __all__ = [
     "unapplied",
     "undo",
     "undo_problems",
+    "usage",
     "withdraw",
     "wrap_up",
 ]
@@ -87,6 +91,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
             "erasure": "Erasure PersonExport erase export_person",
             "retention": "Retention sweep",
             "tree": "CallNode RunTree Turn said session show",
+            "totals": "UsageLine UsageReport usage",
             "sending": "Receipt edit go_on messages pause send stop withdraw wrap_up",
             "reversal": "Undoing discard unapplied undo undo_problems",
         },

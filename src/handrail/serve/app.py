@@ -117,6 +117,7 @@ class ServedApp:
                 "a server can show what workers do only if the journal is in PostgreSQL, and this one is not. "
                 "Use a journal in PostgreSQL (--journal postgresql://…), or leave out `submit`."
             )
+        source.check_spend()
         self.limits = limits or Limits()
         self.metrics = new_metrics()
         self.people = people or People()
@@ -311,6 +312,7 @@ class Routes:
                 "revoked a decision",
             ),
             ("GET", "/runs", "see", self.runs, ""),
+            ("GET", "/usage", "see", self.usage, ""),
             ("GET", "/inbox", "vote", self.inbox, ""),
             ("POST", "/inbox/answers", "vote", self.vote, "voted"),
             ("GET", "/audit", "audit", self.audit, "read the audit log"),
@@ -721,6 +723,31 @@ class Routes:
                 {**snapshots.run_line(row, tree), "thread_id": row.record.session_id.rpartition("/")[2]}
             )
         return JSONResponse({"runs": lines})
+
+    async def usage(self, request: Request) -> Response:
+        """Return what this person's runs have used in the last `?days=`, divided by the keys in `?by=`, as JSON or as `?format=csv`.
+
+        With `?everybody=1`, return what everybody's have used. That needs the right to read the audit log.
+        """
+        query, days = request.query_params, requests.days_of(request)
+        everybody = query.get("everybody", "") not in ("", "0")
+        if everybody:
+            check_role(request.scope[PERSON], "audit")
+            self._note(request, "read everybody's usage")
+        by: Any = query.getlist("by") or ["day"]
+        try:
+            found = await runs.usage(
+                self._journal,
+                by=by,
+                since=self._journal.clock.now().timestamp() - days * 86400,
+                principal=None if everybody else request.scope[PRINCIPAL],
+                zone=query.get("zone", "UTC"),
+            )
+        except DefinitionError as error:
+            raise RequestRefused(422, "BadUsage", str(error)) from None
+        if query.get("format") == "csv":
+            return PlainTextResponse(found.csv(by), media_type="text/csv")
+        return JSONResponse({"lines": found.data(by), "altered": len(found.altered)})
 
     async def files(self, request: Request, thread: Thread) -> Response:
         return JSONResponse({"changes": await file_changes(self._journal, thread)})

@@ -389,6 +389,14 @@ def limit_of(request: Request) -> int:
     return min(int(text), _MAX_PAGE)
 
 
+def days_of(request: Request) -> int:
+    """Return the value of `?days=`, or 7 if it is absent. Raises `RequestRefused` if it is not a number from 1 to 366."""
+    text = request.query_params.get("days", "7")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 3 or not 0 < int(text) <= 366:
+        raise RequestRefused(422, "BadNumber", "`days` must be a number from 1 to 366")
+    return int(text)
+
+
 def before_of(request: Request) -> Mark | None:
     """Return the value of `?before=` as a mark, or None if it is absent.
 

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.imports import import_app, load_file, search
+from handrail.models.prices import tariff_of
 from handrail.prompt import Prompt
-from handrail.run.adapter import Adapter
+from handrail.run.adapter import Adapter, model_of
+from handrail.run.limits import caps_of, check_price
 from handrail.session import Session
 from handrail.text.raised_errors import with_place
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from handrail.journal.protocol import Journal
-    from handrail.journal.records import RunRecord
+    from handrail.journal.records import RunRecord, SpendCap
     from handrail.messages import Model
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.run.options import ResumeArguments, RunArguments
@@ -50,6 +52,8 @@ class Source(ABC):
     """The name of the prompt that the source's runs use."""
     files: Any
     """The files that the source's runs change, a filesystem or a `PrincipalFiles`; None if the runs have no files."""
+    spend: tuple[SpendCap, ...] = ()
+    """Caps on what the source's runs spend in a day, in addition to those of its adapter."""
     shown: Sequence[type[Any]] = ()
     """The types of the slices that clients see as the thread's state."""
     starters: Sequence[str] = ()
@@ -71,6 +75,10 @@ class Source(ABC):
         return record.prompt == self.prompt_name and record.app == self.app
 
     @abstractmethod
+    def check_spend(self) -> None:
+        """Raise `DefinitionError` if there is a cap on money, and the price of the source's model is not known."""
+
+    @abstractmethod
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         """Return the stream of a new run with this message. The run starts when the stream is used."""
 
@@ -82,7 +90,8 @@ class Source(ABC):
         """Return a run's arguments with the files of its session's principal, and with the source's approvals."""
         session = options.get("session")
         files = self.files_of(session.principal if isinstance(session, Session) else "")
-        return {**options, "filesystem": files, "approvals": self._approvals}
+        caps = (*self.spend, *caps_of(options.get("spend") or ()))
+        return {**options, "filesystem": files, "approvals": self._approvals, "spend": caps}
 
 
 def serves(source: Source, record: RunRecord) -> bool:
@@ -149,6 +158,10 @@ class PromptSource(Source):
         self.shown = tuple(shown)
         self.starters = tuple(starters)
 
+    def check_spend(self) -> None:
+        settings = self._adapter.settings()
+        check_price((*self.spend, *self._adapter.options.spend), settings.model, settings.tariff)
+
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: Any = {**self._with_own(options), "app": self.app}
         return self._adapter.stream(self._prompt, message, **given)
@@ -180,6 +193,12 @@ class WorkersSource(Source):
         self.files = files
         self.prompt_name: str = worker.prompt.name
         self.app = str(worker.path.resolve())
+
+    def check_spend(self) -> None:
+        if self.spend:
+            chosen: Any = self._models.get(self.name) or self._registry[self.name].find_model()
+            model = model_of(chosen)
+            check_price(self.spend, model, tariff_of(model.name, model.traits))
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given = self._with_own(options)

@@ -14,6 +14,7 @@ import * as server from "./server.js";
 import { Sheet } from "./sheet.js";
 import { Broken, Loading, SignIn } from "./states.js";
 import { ThreadList, useThreads } from "./threads.js";
+import { Usage } from "./usage.js";
 import { html, useCallback, useEffect, useReducer, useRef, useState } from "./vendor/standalone.js";
 
 const LISTED = new Set(["RUN_STARTED", "RUN_FINISHED", "RUN_ERROR"]);
@@ -46,6 +47,7 @@ function Frame({ about, signedOut, signOut }) {
   const narrow = useMedia("(max-width: 760px)");
   const [menu, setMenu] = useState(false);
   const [remembered, setRemembered] = useState(false);
+  const [counting, setCounting] = useState(false);
   const [reading, setReading] = useState(false);
   const inbox = useInbox(about.people && about.actions.includes("vote"), signedOut);
   const list = useThreads(signedOut);
@@ -95,6 +97,7 @@ function Frame({ about, signedOut, signOut }) {
         onMenu=${narrow && !isAlone ? () => setMenu(true) : null}
         waitingElsewhere=${list.waiting - (view.status === "waiting" ? 1 : 0)}
         onRemembered=${() => setRemembered(true)}
+        onUsage=${() => setCounting(true)}
         onSignOut=${signOut}
         inbox=${inbox.questions?.filter((question) => !question.voted).length ?? null}
         onInbox=${() => setReading(true)}
@@ -107,6 +110,9 @@ function Frame({ about, signedOut, signOut }) {
       </main>
     </div>
     <${Sheet} open=${reading} onClose=${() => setReading(false)} label="Inbox" side="right">${reading && html`<${Inbox} inbox=${inbox} />`}<//>
+    <${Sheet} open=${counting} onClose=${() => setCounting(false)} label="Usage" side="right">
+      ${counting && html`<${Usage} mayReadAll=${about.people && about.actions.includes("audit")} />`}
+    <//>
     <${Sheet} open=${remembered} onClose=${() => setRemembered(false)} label="Remembered approvals" side="right">
       ${remembered && html`<${Approvals} id=${route.id} unsaid=${conversation.phase === "new"} />`}
     <//>

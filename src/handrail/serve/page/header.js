@@ -8,12 +8,13 @@ import { spent } from "./store.js";
 import { html, useLayoutEffect } from "./vendor/standalone.js";
 import { count, dollars } from "./words.js";
 
-export function Header({ about, conversation, onMenu, waitingElsewhere, onRemembered, onSignOut, inbox, onInbox }) {
+export function Header({ about, conversation, onMenu, waitingElsewhere, onRemembered, onUsage, onSignOut, inbox, onInbox }) {
   const { view, connection } = conversation;
   const { input, output, cost } = spent(view);
   const [theme, setTheme] = useTheme();
   const items = [
     { words: "Remembered approvals", icon: "shield", act: onRemembered },
+    { words: "Usage", icon: "usage", act: onUsage },
     ...Object.entries(THEMES).map(([name, words]) => ({ words, icon: THEME_ICONS[name], checked: theme === name, act: () => setTheme(name) })),
     ...(onSignOut ? [{ words: "Sign out", icon: "leave", act: onSignOut }] : []),
   ];

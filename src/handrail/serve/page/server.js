@@ -87,6 +87,9 @@ export const threads = ({ before, find }) => {
   const query = new URLSearchParams({ limit: "100", ...(before && { before }), ...(find && { find }) });
   return json(`threads?${query}`);
 };
+/** What runs used, divided by `by`: this person's, or everybody's. */
+export const usage = async (by, days, zone, everybody) =>
+  (await json(`usage?${new URLSearchParams({ by, days: String(days), zone, ...(everybody && { everybody: "1" }) })}`)).lines;
 export const snapshot = (id) => json(thread(id));
 /** The bytes of an attachment, by its address relative to the thread's. */
 export const attachment = async (id, url) => (await called(`${thread(id)}/${url}`)).blob();
