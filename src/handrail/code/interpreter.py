@@ -30,7 +30,6 @@ _BACKSTOP = 5.0
 """Seconds beyond its own limit after which a worker that does not answer is killed."""
 _LONGEST_ERROR = 4_000
 _RECURSION = 200
-_LEAVES = frozenset({int, float, bool, type(None)})
 _BYTES_OF_ONE = 256
 """The bytes that each part of a value counts for: to go through a part takes as long as to write so much text."""
 
@@ -326,17 +325,14 @@ def _fits(value: Any, most: int) -> bool:
     left = most
     while rest and left >= 0:
         each = rest.pop()
+        left -= _BYTES_OF_ONE
         if isinstance(each, str | bytes):
             left -= len(each)
-            continue
-        inner: list[Any]
-        if isinstance(each, dict):
-            found = cast("dict[Any, Any]", each)
-            inner = [*found.keys(), *found.values()]
+        elif isinstance(each, dict):
+            rest += cast("dict[Any, Any]", each).keys()
+            rest += cast("dict[Any, Any]", each).values()
         elif isinstance(each, list | tuple | set | frozenset):
-            inner = list(cast("Collection[Any]", each))
-        else:
-            inner = [getattr(each, "attributes", None)]  # those of an object of a script's own class
-        left -= _BYTES_OF_ONE * len(inner)
-        rest += [one for one in inner if type(one) not in _LEAVES]
+            rest += cast("Collection[Any]", each)
+        elif hasattr(each, "attributes"):  # an object of a script's own class
+            rest.append(each.attributes)
     return left >= 0

@@ -126,7 +126,10 @@ class ToolSearch:
                     f"None of the {len(self._tools)} tools matches {params.query!r}. Search with other words: what the tool does, or "
                     "what it works on."
                 )
-            described = list(map(_described, found))
+            described: list[Any] = [
+                {"name": each.name, "description": each.description, "parameters": each.json_schema}
+                for each in found
+            ]
             if self.deferring:
                 names = ", ".join(each.name for each in found)
                 return ToolResult.ok(described, f"Found: {names}.", exclude_value_from_context=True)
@@ -145,10 +148,6 @@ class ToolSearch:
             accepts_overrides=False,
             effect="pure",
         )
-
-
-def _described(tool: AnyTool) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "parameters": tool.json_schema}
 
 
 class _Definition(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
@@ -168,17 +168,13 @@ def _tools(skills: Mapping[str, Skill], shell: Shell) -> list[Tool[Any, Any]]:
         except OSError as error:
             raise SkillRefused(f"{path} can't be read: {error.strerror or error}.") from None
 
-    @asynccontextmanager
-    async def found(name: str, path: str, context: ToolContext) -> AsyncGenerator[tuple[Skill, str]]:
-        yield find(name, path)
-
     reading = reading_tool(
         read, capabilities={"skills.read"}, description="Show a text file of a skill, in pages."
     )
     if not any(Path(path).suffix in _PROGRAMS for skill in skills.values() for path in skill.files):
         return [reading]
     running = running_tool(
-        found,
+        lambda name, path, context: nullcontext(find(name, path)),
         shell,
         shell.reach,
         effect="irreversible" if shell.reach else "staged",
