@@ -142,10 +142,10 @@ def test_marks_that_are_still_open_are_not_shown():
 def test_a_long_block_is_not_laid_out_again_and_again():
     """What is laid out with each piece is bounded, also for a text without a line break."""
     endless = flow()
-    lines = [line for _ in range(900) for line in endless.feed("snake_case text ")]
+    lines = [line for _ in range(400) for line in endless.feed("snake_case text ")]
     assert sum(len(line) for line in endless.tail) < 5000
     words = " ".join(plain([*lines, *endless.end()])).split()
-    assert words == ["snake_case", "text"] * 900
+    assert words == ["snake_case", "text"] * 400
 
 
 APP = """from handrail import Agent, ScriptedModel
