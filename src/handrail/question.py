@@ -6,6 +6,7 @@ other than the one that asked.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import msgspec
 
+from handrail.concurrency.deadline import is_span
 from handrail.content import Attachment
 from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError
@@ -51,22 +53,38 @@ class Quorum(msgspec.Struct, frozen=True):
     role: str | None = None
     """The role that they must have; None for anybody who may approve for others."""
     approvals: int = 1
+    then: str | None = None
+    """Another role, whose people may approve too once the question has waited for `after` seconds. None for no other role."""
+    after: float = 0.0
+    expires: float | None = None
+    """Seconds after which the question expires, which denies the call; None if this quorum sets no time."""
 
     def __str__(self) -> str:
         people = "1 person" if self.approvals == 1 else f"{self.approvals} people"
-        return (
-            f"{people} with the role {self.role!r}" if self.role else f"{people} who may approve for others"
-        )
+        who = f"{people} with the role {self.role!r}" if self.role else f"{people} who may approve for others"
+        return f"{who}, or after {self.after:g} seconds {self.then!r}" if self.then else who
+
+    def roles(self, waited: float = math.inf) -> tuple[str | None, ...]:
+        """Return the roles of which one is required once the question has waited for this many seconds; None stands for any."""
+        return (self.role, self.then) if self.then is not None and waited >= self.after else (self.role,)
 
     def counts(self, vote: Vote) -> bool:
-        """Return whether this quorum requires no role, or one that the voter had."""
-        return self.role is None or self.role in vote.roles
+        """Return whether this quorum required no role, or one that the voter had, when they voted."""
+        return any(role is None or role in vote.roles for role in self.roles(vote.waited))
 
 
-def ask(role: str | None = None, approvals: int = 1) -> Quorum:
+def ask(
+    role: str | None = None,
+    approvals: int = 1,
+    *,
+    then: str | None = None,
+    after: float | None = None,
+    expires: float | None = None,
+) -> Quorum:
     """Return a quorum: this many people with this role, other than the person whose run it is, must approve.
 
-    Without a role, or with the role `approver`, anybody who may approve for others counts. Use the quorum as a verdict
+    Without a role, or with the role `approver`, anybody who may approve for others counts. Once the question has waited for
+    `after` seconds, people with the role `then` count too. After `expires` seconds, the call is denied. Use the quorum as a verdict
     in a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`. Raises `DefinitionError` for an invalid role or number.
     """
     if type(approvals) is not int or approvals < 1:
@@ -75,7 +93,19 @@ def ask(role: str | None = None, approvals: int = 1) -> Quorum:
         raise DefinitionError(
             f"ask(): role is {role!r}. Pass the name of a role, such as 'finance', or leave it out."
         )
-    return Quorum(None if role == "approver" else role, approvals)
+    if (then is None) != (after is None) or (then is not None and (not isinstance(then, str) or not then)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+        raise DefinitionError(
+            f"ask(): then is {then!r} and after is {after!r}. Pass another role and the seconds after which it may approve too, "
+            "such as then='manager', after=3600, or neither."
+        )
+    if then is not None and (role in (None, "approver") or then in ("approver", role)):
+        raise DefinitionError(
+            f"ask(): with role={role!r}, then={then!r} adds nobody. Pass a role that fewer people have, and then another one."
+        )
+    for name, value in (("after", after), ("expires", expires)):
+        if value is not None and not is_span(value):
+            raise DefinitionError(f"ask(): {name} is {value!r}. Pass a number of seconds above 0.")
+    return Quorum(None if role == "approver" else role, approvals, then, after or 0.0, expires)
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +121,8 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     approved: bool
     reason: str = ""
     at: float = 0.0
+    waited: float = 0.0
+    """The seconds for which the question had waited then, by the journal's clock."""
 
 
 class Wording(msgspec.Struct, frozen=True):
@@ -166,12 +198,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         """The payload as every environment shows it; for an approval, only the call's parsed arguments."""
         return rows_of_payload(self.kind, self.payload)
 
-    def may_vote(self, by: str, roles: Collection[str]) -> bool:
-        """Return whether this person's vote counts towards a quorum. A vote by the run's principal never does.
+    def may_vote(self, by: str, roles: Collection[str], waited: float) -> bool:
+        """Return whether this person's vote counts towards a quorum, once the question has waited for this many seconds.
 
-        Whether the person has the right to vote at all is checked elsewhere.
+        A vote by the run's principal never does. Whether the person has the right to vote at all is checked elsewhere.
         """
-        vote = Vote(question_id=self.id, digest=self.digest, by=by, roles=tuple(roles), approved=True)
+        vote = Vote(
+            question_id=self.id, digest=self.digest, by=by, roles=tuple(roles), approved=True, waited=waited
+        )
         return by != self.principal and any(quorum.counts(vote) for quorum in self.quorums)
 
     def decided_by(self, votes: Iterable[Vote]) -> bool | None:
@@ -182,7 +216,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         """
         counted: dict[str, Vote] = {}
         for vote in votes:
-            if vote.digest == self.digest and self.may_vote(vote.by, vote.roles):
+            if vote.digest == self.digest and self.may_vote(vote.by, vote.roles, vote.waited):
                 counted.setdefault(vote.by, vote)
         if any(not vote.approved for vote in counted.values()):
             return False

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -274,7 +275,7 @@ async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Jo
 async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
     """Both journals record when an answer was accepted, and repeating the answer does not change that time."""
     hands = Hands()
-    asked = question("r", 1, "ada", 0)
+    asked = msgspec.structs.replace(question("r", 1, "ada", 0), asked_at=datetime.fromtimestamp(1, UTC))
     answer = answer_to(asked, 4, by="ada")
     memory, file = MemoryJournal(clock=hands), SqliteJournal(tmp_path / "runs.db", clock=hands)
     for journal in (memory, file):

@@ -65,7 +65,9 @@ class Host(Environment):
 
     def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
         """Return the users who may vote in a quorum, except the principal, and when each was added."""
-        return self._voters(quorum.role, principal)
+        return {
+            name: since for role in quorum.roles() for name, since in self._voters(role, principal).items()
+        }
 
     def run_started(self, parking: Parking) -> None:
         self.parking = parking

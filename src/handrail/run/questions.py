@@ -349,7 +349,12 @@ def question_of(
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
     message, title = exact(wording.message), exact(wording.title)  # they may quote what a model wrote
     principal = run.session.principal
-    people = [(quorum.role, quorum.approvals) for quorum in quorums]
+    people = [
+        (quorum.role, quorum.approvals, *((quorum.then, quorum.after) if quorum.then else ()))
+        for quorum in quorums
+    ]
+    times = (timeout, *(quorum.expires for quorum in quorums))
+    timeout = min((each for each in times if each is not None), default=None)
     covered = (
         attempt.tool.name,
         attempt.tool.json_schema,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from handrail.errors import AnswerRefused
 from handrail.journal.answers import check_digest
 from handrail.journal.protocol import Journal
 from handrail.question import Answer, Question, Vote
+from handrail.run.host import Voters
 from handrail.serve.agui.wire_events import custom
 from handrail.serve.people import Person
 from handrail.serve.principals import Principals
@@ -25,6 +26,8 @@ GATEWAY = "mcp-gateway"
 
 Such a run belongs to no thread, but its questions are in the inbox too.
 """
+
+_MOST_PLACES = 10_000
 
 
 class Waiting(NamedTuple):
@@ -58,6 +61,8 @@ class Inbox:
         self._threads = threads
         self._principals = principals
         self._journal = threads.journal
+        self._places: dict[str, str | None] = {}
+        """Where the questions of runs are, by run id, as `_place_of` returns it."""
 
     async def list(self, person: Person) -> Sequence[Waiting]:
         """Return the open questions that this person may vote on, oldest first."""
@@ -95,6 +100,7 @@ class Inbox:
             approved=approved,
             reason=given.reason,
             at=now.timestamp(),
+            waited=self.waited(question),
         )
         await self._journal.votes.cast(question.run_id, vote)
         return await self._count(thread, question)
@@ -141,13 +147,13 @@ class Inbox:
             roles = tuple(role for role in vote.roles if role in now.roles)
             # A vote that schema 13 recorded does not say since when the voter was a user, but when it was cast.
             is_theirs = vote.since == now.since or (not vote.since and now.since <= vote.at)
-            if is_theirs and now.may("vote") and question.may_vote(vote.by, roles):
+            if is_theirs and now.may("vote") and question.may_vote(vote.by, roles, vote.waited):
                 standing.append(replace(vote, roles=roles))
         return standing
 
     async def _thread_for(self, question: Question, person: Person) -> Thread | _Elsewhere | None:
         """Return what `_thread_of` returns for a question, or None if this person may not vote on it."""
-        if not person.may("vote") or not question.may_vote(person.name, person.roles):
+        if not person.may("vote") or not question.may_vote(person.name, person.roles, self.waited(question)):
             return None
         return await self._thread_of(question)
 
@@ -156,8 +162,52 @@ class Inbox:
 
         Returns None if the question is in no thread of this app, or if the thread's principal may not run anything any more.
         """
-        row = await self._journal.runs.get(question.run_id)
-        if row.record.prompt.startswith(GATEWAY) and not row.record.app:
+        place = await self._place_of(question)
+        if place == "":
             return _Elsewhere(self._journal)
-        key = self._threads.key_of(row)
-        return self._threads.thread(*key) if key is not None and self._principals.may_run(key[0]) else None
+        if place is None or not self._principals.may_run(question.principal):
+            return None
+        return self._threads.thread(question.principal, place)
+
+    def waited(self, question: Question) -> float:
+        """Return the seconds since a question was asked, by the journal's clock, which also decided when that was."""
+        return (self._journal.clock.now() - question.asked_at).total_seconds()
+
+    async def _place_of(self, question: Question) -> str | None:
+        """Return the id of the thread that a question is in, "" for a gateway's run, or None if it is in no thread of this app."""
+        if question.run_id not in self._places:
+            row = await self._journal.runs.get(question.run_id)
+            is_gateway = row.record.prompt.startswith(GATEWAY) and not row.record.app
+            key = self._threads.key_of(row)
+            if len(self._places) >= _MOST_PLACES:
+                self._places.clear()
+            self._places[question.run_id] = "" if is_gateway else None if key is None else key[1]
+        return self._places[question.run_id]
+
+    async def find(self, person: Person, question_id: str) -> str | None:
+        """Return where this person can answer an open question: the id of their own thread, or "" for their inbox.
+
+        Returns None if they may not answer it. So a link to a question tells nothing to anybody else, not even whether it is open.
+        """
+        for question in await self._journal.questions.open():
+            if question.id == question_id and question.principal == person.name:
+                return await self._place_of(question) or None if person.may("run") else None
+            if question.id == question_id:
+                return None if await self._thread_for(question, person) is None else ""
+        return None
+
+    async def audience(self, question: Question, voters: Voters) -> Collection[str] | None:
+        """Return the names of the people who may answer a question now and have not voted on it.
+
+        Returns None if the question is in no thread of this app, or takes no answers because its principal may not run anything.
+        """
+        place = await self._place_of(question)
+        if place is None or (place and not self._principals.may_run(question.principal)):
+            return None
+        if not question.quorums:
+            return (question.principal,) if place else ()
+        waited = self.waited(question)
+        roles = {role for quorum in question.quorums for role in quorum.roles(waited)}
+        found = {name for role in roles for name in voters(role, question.principal)}
+        takes_one = sum(quorum.approvals for quorum in question.quorums) == 1
+        return found if takes_one else found - {vote.by for vote in await self._votes(question)}

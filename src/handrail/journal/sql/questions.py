@@ -56,13 +56,12 @@ if TYPE_CHECKING:
 
 
 def counted_from(question: Question, now: datetime) -> Question:
-    """Return the question with an expiry that is counted from `now`, by the clock that will decide it.
+    """Return the question as asked `now`, by the clock that will decide when it expires and how long it has waited.
 
     The asker's own clock may show a different time.
     """
-    if question.expires_at is None:
-        return question
-    return msgspec.structs.replace(question, expires_at=now + (question.expires_at - question.asked_at))
+    expires_at = question.expires_at and now + (question.expires_at - question.asked_at)
+    return msgspec.structs.replace(question, asked_at=now, expires_at=expires_at)
 
 
 def decoded(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:

@@ -41,6 +41,10 @@ def question_json(question: Question) -> dict[str, Any]:
     """
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     shown["rows"] = list(msgspec.to_builtins(question.rows))
+    shown["quorums"] = [
+        {name: value for name, value in quorum.items() if name in ("role", "approvals") or value}
+        for quorum in shown["quorums"]
+    ]
     del shown["principal"], shown["decision_keys"]
     return shown
 

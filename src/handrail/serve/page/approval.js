@@ -88,7 +88,7 @@ const whole = ({ text, rest = "" }) => text + rest;
 
 /** Says who must approve and who has: "Waiting for 2 people with the role finance. Allowed by fay." */
 function waitingFor(quorums, votes) {
-  const needed = quorums.map(({ role, approvals }) => `${approvals} ${approvals === 1 ? "person" : "people"} ${role ? `with the role ${role}` : "who may approve for others"}`);
+  const needed = quorums.map(({ role, approvals, then }) => `${approvals} ${approvals === 1 ? "person" : "people"} ${role ? `with the role ${role}` : "who may approve for others"}${then ? `, later also ${then}` : ""}`);
   return `Waiting for ${needed.join(" and ")}.${votes.length ? ` Allowed by ${votes.join(", ")}.` : ""}`;
 }
 
