@@ -25,7 +25,7 @@ LAYERS = {
             run.record.begin run.record.recorded_session run.record.lineage run.record.notices""",
         2: "run guard",
         1: "session prompt resources journal",
-        0: """tools content context schema concurrency text errors clock ids protocols redaction events question messages imports
+        0: """tools content context schema concurrency text errors clock ids protocols redaction events question messages imports notify
             run.place run.limits journal.protocol journal.records journal.accounts""",
     }.items()
     for name in names.split()

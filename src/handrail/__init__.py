@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from handrail.models.names import by, first_that_works
     from handrail.models.openai import OpenAIModel
     from handrail.models.scripted import ScriptedModel
+    from handrail.notify.settings import Notify
     from handrail.prompt import MarkdownSection, Prompt, Section
     from handrail.prompt.compact import Compact
     from handrail.protocols import Environment, EventBus, Filesystem, PolicyDecision, ToolPolicy
@@ -96,6 +97,7 @@ _HOMES = {
     "handrail.models.local": "LocalModel",
     "handrail.models.openai": "OpenAIModel",
     "handrail.models.scripted": "ScriptedModel",
+    "handrail.notify.settings": "Notify",
     "handrail.concurrency.operation": "Operation gather",
     "handrail.prompt": "MarkdownSection Prompt Section",
     "handrail.prompt.compact": "Compact",
@@ -153,6 +155,7 @@ __all__ = [
     "Model",
     "ModelSettings",
     "NoAnswer",
+    "Notify",
     "OpenAIModel",
     "Operation",
     "Parked",

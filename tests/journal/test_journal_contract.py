@@ -1139,11 +1139,11 @@ async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
     await asyncio.gather(*tasks.values())
 
 
-async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal: Journal):
-    tasks = [
-        await asked(journal, ask(f"{run_id}?1", run_id, principal=who, asked_at=NOW + timedelta(seconds=at)))
-        for run_id, who, at in (("b", "ada", 2), ("a", "bob", 1), ("c", "ada", 0))
-    ]
+async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal: Journal, clock: Hands):
+    """The journal's clock orders them, because those of the askers may differ."""
+    tasks: list[asyncio.Task[Answer]] = []
+    for run_id, who, clock.seconds in (("b", "ada", 2), ("a", "bob", 1), ("c", "ada", 0)):
+        tasks.append(await asked(journal, ask(f"{run_id}?1", run_id, principal=who)))
     assert [each.id for each in await journal.questions.open()] == ["c?1", "a?1", "b?1"]
     assert [each.id for each in await journal.questions.open(principal="ada")] == ["c?1", "b?1"]
     assert [each.id for each in await journal.questions.open("a")] == ["a?1"]
@@ -1425,3 +1425,44 @@ async def test_altered_windows_are_reported_and_count_as_nothing_left(opening: A
             for table, rows in before.items():
                 file.execute(f"DELETE FROM {table}")
                 file.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+
+# --- the outbox -----------------------------------------------------------------------------------
+
+
+async def test_the_state_of_a_receiver_is_replaced_by_whoever_knows_it(journal: Journal):
+    outbox = journal.outbox
+    assert await outbox.read(["fay", "gus"]) == {}
+    assert await outbox.replace("fay", b"", b"1")
+    assert not await outbox.replace("fay", b"", b"2")
+    assert not await outbox.replace("gus", b"1", b"2")
+    assert await outbox.replace("fay", b"1", b"3")
+    assert await outbox.read(["fay", "gus"]) == {"fay": b"3"}
+
+
+async def test_one_of_several_processes_replaces_a_state(processes: tuple[Journal, Journal]):
+    before = b""
+    for number in range(3):
+        replaced = await asyncio.gather(
+            *(
+                processes[each % 2].outbox.replace("fay", before, b"%d %d" % (number, each))
+                for each in range(10)
+            )
+        )
+        assert sum(replaced) == 1
+        before = (await processes[0].outbox.read(["fay"]))["fay"]
+        assert before == b"%d %d" % (number, replaced.index(True))
+
+
+@pytest.mark.parametrize("change", ["state = state || 'x'", "receiver = 'gus'"])
+async def test_an_altered_state_is_not_used(tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture):
+    """A message in it would be signed and sent. At worst, a receiver is told twice."""
+    with contextlib.closing(SqliteJournal(tmp_path / "runs.db", watch=None)) as journal:
+        assert await journal.outbox.replace("fay", b"", b"1")
+        with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as other:
+            other.execute(f"UPDATE outbox SET {change}")
+            other.commit()
+        assert await journal.outbox.read(["fay", "gus"]) == {}
+        assert "altered" in caplog.text
+        assert await journal.outbox.replace("fay", b"", b"2")
+        assert await journal.outbox.read(["fay"]) == {"fay": b"2"}

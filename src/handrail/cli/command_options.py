@@ -353,6 +353,22 @@ class ServeOptions:
             help="The client id at that provider. The client's secret is read from $HANDRAIL_OIDC_SECRET.",
         ),
     ] = None
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="URL",
+            help="Where to tell about every question that waits: a webhook, or a URL that apprise reaches; repeatable. Needs --public-url.",
+        ),
+    ] = None
+    public_url: Annotated[
+        str,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="The URL at which people open the page. Users with addresses are then told about questions that wait for them.",
+        ),
+    ] = ""
     access_log: AccessLog = None
     keep_runs: KeepRuns = None
     log: LogFormat = "text"

@@ -9,11 +9,12 @@ import msgspec
 import typer
 
 from handrail.cli.command_options import JournalFile, Json
-from handrail.cli.outcome import DONE, fail, journal_path, journal_url, print_json, print_line
+from handrail.cli.outcome import DONE, UsageError, fail, journal_path, journal_url, print_json, print_line
 from handrail.cli.runs_commands import Report, command, journal_file
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.sql.upgrade import Upgrade
 from handrail.journal.upgrade import upgrade as upgrade_journal
+from handrail.notify import Address
 from handrail.text.rendering import counted, escape_line
 
 app = typer.Typer(name="journal", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -51,6 +52,21 @@ def restore(
         "`handrail runs list`, and cancel what must not go on."
     )
     raise typer.Exit(DONE)
+
+
+@command("webhook-secret", app=app)
+async def webhook_secret(
+    journal: AnyJournal,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The URL of a webhook, exactly as it was given to Handrail.")
+    ],
+) -> Report:
+    """Print the secret with which the receiver at a URL verifies notifications. It follows from the journal's key."""
+    address = Address(url)
+    if not address.is_webhook:
+        raise UsageError(f"{address} is not a webhook, so nothing is signed. Pass an https:// URL.")
+    secret = address.secret(journal.key)
+    return Report({"secret": secret}, secret)
 
 
 @app.command()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from handrail.mcp.apps import App
     from handrail.mcp.issuer import Issuer
     from handrail.mcp.server import ToolServer
+    from handrail.notify import Notify
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
     from handrail.serve.app import ServedApp
@@ -76,11 +77,27 @@ def serve(options: ServeOptions) -> int:
                 access_log=options.access_log,
                 submit=_submit(options, loaded, journal) if options.submit else None,
                 retention=parse_retention(options.keep_runs or (), loaded.source.app),
+                notify=_notify(options, loaded),
+                public_url=options.public_url,
             )
             asyncio.run(_serve(options, app, listen_at(options.host, options.port), tls))
     except Exception as error:
         return fail(error)
     return DONE
+
+
+def _notify(options: ServeOptions, loaded: Loaded) -> Notify:
+    """Return the app's settings for notifications, with the addresses of the command line.
+
+    Raises `DefinitionError` if an address is invalid, or if apprise is needed for it and can't use it.
+    """
+    from handrail.notify import Notify
+    from handrail.notify.sender import check
+
+    found = (loaded.notify or Notify()).with_addresses(tuple(options.notify or ()))
+    for each in found.addresses:
+        asyncio.run(check(each))
+    return found
 
 
 def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import getpass
 import json
@@ -15,6 +16,7 @@ import typer
 
 from handrail.cli.command_options import JournalFile, open_journal, prepare_journal
 from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, journal_url, print_error
+from handrail.notify import Address
 from handrail.serve.people import People, people_path
 from handrail.text.rendering import counted, escape_line
 from handrail.text.terminal import is_terminal
@@ -24,6 +26,14 @@ app = typer.Typer(name="users", no_args_is_help=True, rich_markup_mode=None, pre
 _FIRST = "Restart servers that are already running: until then, they let people in by link or token, and no user can sign in."
 
 Name = Annotated[str, typer.Argument(help="The user's name.")]
+Addresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--notify",
+        metavar="URL",
+        help="Where to tell the user about questions that wait for them: a webhook, or a URL that apprise reaches; repeatable.",
+    ),
+]
 
 
 @app.command()
@@ -44,12 +54,14 @@ def add(
             help="Ask for a password, or read it from standard input, instead of generating a token.",
         ),
     ] = False,
+    notify: Addresses = None,
     journal: JournalFile = None,
 ) -> None:
     """Add a user, and print their token unless --password is given. Only hashes of tokens and passwords are stored."""
     with _people(journal) as people:
+        addresses = _checked(notify)
         is_first = not people.has_users()
-        secret = people.add(name, roles or (), _read_password(name) if password else None)
+        secret = people.add(name, roles or (), _read_password(name) if password else None, addresses)
         found = people.find(name)
         people.note("", "user added", user=name, roles=sorted(found.roles if found else ()))
         typer.echo(f"Added {name} with roles: {', '.join(sorted(found.roles if found else ()))}.")
@@ -58,8 +70,29 @@ def add(
             typer.echo(
                 f"Sign in on the page with it as the password. Programs send `Authorization: Bearer {name}:TOKEN`."
             )
+        _echo_secrets(addresses, journal)
         if is_first:
             typer.echo(_FIRST)
+
+
+@app.command()
+def notify(
+    name: Name,
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[URL]...", help="As for --notify of `users add`. None: tell them nothing."),
+    ] = None,
+    journal: JournalFile = None,
+) -> None:
+    """Replace the addresses at which a user is told about questions that wait for them."""
+    with _people(journal) as people:
+        addresses = _checked(urls)
+        if not people.tell_at(name, addresses):
+            raise UsageError(f"there is no user {name!r}. `handrail users list` shows the users.")
+        shown = [str(each) for each in addresses]
+        people.note("", "addresses changed", user=name, addresses=shown)
+        typer.echo(f"{name} is told at {', '.join(shown)}." if shown else f"{name} is not told anything.")
+        _echo_secrets(addresses, journal)
 
 
 @app.command()
@@ -102,9 +135,11 @@ def list_users(journal: JournalFile = None) -> None:
         users = people.list()
         if not users:
             typer.echo("There are no users. `handrail users add NAME` adds one.")
+        addresses = people.addresses()
         for name, roles, _ in users:
             mine = [each for each in sessions if each.name == name]
-            typer.echo(f"{name}  {', '.join(sorted(roles))}  {counted(len(mine), 'session')}")
+            told = "".join(f"  {each}" for each in addresses.get(name, ()))
+            typer.echo(f"{name}  {', '.join(sorted(roles))}  {counted(len(mine), 'session')}{told}")
         for each in sessions:
             until = datetime.fromtimestamp(each.ends_at, UTC)
             typer.echo(
@@ -136,6 +171,27 @@ def revoke(
             )
         people.note("", "sessions revoked", of=name, ended=ended)
         typer.echo(f"{counted(ended, 'session')} ended.")
+
+
+def _checked(urls: list[str] | None) -> list[Address]:
+    """Return addresses. Raises `DefinitionError` if one is invalid, or if apprise is needed for it and can't use it."""
+    from handrail.notify.sender import check
+
+    addresses = [Address(url) for url in urls or ()]
+    for each in addresses:
+        asyncio.run(check(each))
+    return addresses
+
+
+def _echo_secrets(addresses: list[Address], journal: str | None) -> None:
+    """Print the secrets with which the receivers of webhooks verify messages."""
+    webhooks = [each for each in addresses if each.is_webhook]
+    if webhooks:
+        with contextlib.closing(open_journal(journal)) as opened:
+            for each in webhooks:
+                typer.echo(
+                    f"Messages to {each} are signed. Its receiver verifies them with: {each.secret(opened.key)}"
+                )
 
 
 def audit(journal: str | None, who: str | None, after: int) -> int:

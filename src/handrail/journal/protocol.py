@@ -487,6 +487,21 @@ class Messages(Protocol):
         ...
 
 
+class Outbox(Protocol):
+    """What each receiver of notifications was told, and is being told, in a form that only the notifier reads.
+
+    A receiver is a digest of its address, so no address is recorded here.
+    """
+
+    async def read(self, receivers: Collection[str], /) -> Mapping[str, bytes]:
+        """Return the states of these receivers. One that has none, or whose state was altered, is left out."""
+        ...
+
+    async def replace(self, receiver: str, before: bytes, after: bytes, /) -> bool:
+        """Replace a receiver's state, which is b"" if it has none. Returns False, and changes nothing, if it is not `before`."""
+        ...
+
+
 class Decisions(Protocol):
     """Decisions that apply to whole sessions. They outlive the runs in which they were made."""
 
@@ -757,6 +772,8 @@ class Journal(Protocol):
     @property
     def votes(self) -> Votes: ...
     @property
+    def outbox(self) -> Outbox: ...
+    @property
     def messages(self) -> Messages: ...
     @property
     def tickets(self) -> Tickets: ...
@@ -846,7 +863,7 @@ class Broadcasts(Protocol):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """The account of a user. It contains no usable secret."""
+    """The account of a user. It contains no usable secret of theirs."""
 
     name: str
     roles: tuple[str, ...]
@@ -856,6 +873,8 @@ class Account(msgspec.Struct, frozen=True):
     """When the user was added, as a timestamp. It tells the account from an earlier one of the same name."""
     removed_at: float | None = None
     """When the user was removed, as a timestamp; None if they were not."""
+    notify: tuple[str, ...] = ()
+    """The URLs at which the user is told about questions. They may contain secrets, so they are shown to nobody."""
 
 
 class SignIn(msgspec.Struct, frozen=True):
@@ -896,6 +915,10 @@ class Accounts(Protocol):
 
     def add(self, account: Account, /) -> bool:
         """Add an account. Returns False, and adds nothing, if there is one of this name. No two accounts have the same name and time."""
+        ...
+
+    def tell_at(self, name: str, urls: tuple[str, ...], /) -> bool:
+        """Replace the URLs at which a user is told about questions. Returns False if there is no user of this name."""
         ...
 
     def remove(self, name: str, /) -> bool:

@@ -23,6 +23,8 @@ from handrail.content import Attachment
 from handrail.errors import DefinitionError, JournalAltered, RunUnknown
 from handrail.journal.protocol import Journal
 from handrail.journal.readiness import Readiness
+from handrail.notify.sender import Sender
+from handrail.notify.settings import Notify
 from handrail.question import Answer
 from handrail.runs.catalog import approval_json
 from handrail.runs.retention import Retention, keep_sweeping
@@ -39,6 +41,7 @@ from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import CONTENT_TYPE, RUNS_STARTED, new_metrics
 from handrail.serve.middleware import AccessLog, GuardMiddleware
+from handrail.serve.notifier import Notifier
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.pages import Pages
 from handrail.serve.people import ACTIONS, Action, People, Person
@@ -81,7 +84,9 @@ class ServedApp:
     origins whose pages may use it. `prefix` is the path below which browsers reach the app, such as `/agents`, if a proxy adds it; an
     app that is mounted in another one knows it. `access_log` is a file that gets a line of JSON for every HTTP request. With `submit`,
     workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL. The rules in `retention` say when
-    finished runs are deleted from the journal.
+    finished runs are deleted from the journal. `public_url` is the URL at which people
+    open the page. With it, users are told about questions that wait for them, at the addresses that they were added with, and `notify`
+    says when, and who else is told. `sender` replaces how messages are sent.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs a link when an ASGI server starts it, and a new one whenever
@@ -89,7 +94,8 @@ class ServedApp:
 
     Raises `DefinitionError` if `oidc` is given without users or together with `authenticate`, if `submit` is given and
     the journal is not in PostgreSQL, if `token` is too short, can't be sent in a header, or is given together with
-    users or `authenticate`, if `prefix` is not a path, or if the access log can't be opened.
+    users or `authenticate`, if `prefix` is not a path, if `notify` has addresses and there is no `public_url`, if that is not the URL
+    of a page, or if the access log can't be opened.
     """
 
     def __init__(
@@ -109,6 +115,9 @@ class ServedApp:
         access_log: Path | None = None,
         submit: Submit | None = None,
         retention: Sequence[Retention] = (),
+        notify: Notify | None = None,
+        public_url: str = "",
+        sender: Sender | None = None,
         park_after: float = 300.0,
         grace: float = 5.0,
     ) -> None:
@@ -134,6 +143,7 @@ class ServedApp:
             submit=submit,
         )
         self.inbox = Inbox(self.threads, principals)
+        self.notifier = Notifier(source.name, self.inbox, principals, journal, public_url, notify, sender)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
         self._retention = retention
@@ -196,9 +206,11 @@ class ServedApp:
         self._stop_observing = self.metrics.observe_runs()
         await self.threads.start()
         await self.inbox.count_all()
+        self.notifier.start()
         self._sweeping = asyncio.create_task(keep_sweeping(self.threads.journal, self._retention))
 
     async def _stop(self) -> None:
+        await self.notifier.stop()
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -314,6 +326,7 @@ class Routes:
             ("GET", "/runs", "see", self.runs, ""),
             ("GET", "/usage", "see", self.usage, ""),
             ("GET", "/inbox", "vote", self.inbox, ""),
+            ("GET", "/questions/{question_id:path}", "see", self.question, ""),
             ("POST", "/inbox/answers", "vote", self.vote, "voted"),
             ("GET", "/audit", "audit", self.audit, "read the audit log"),
         ]
@@ -673,6 +686,13 @@ class Routes:
                 }
             )
         return JSONResponse({"questions": found})
+
+    async def question(self, request: Request) -> Response:
+        """Return where this person can answer a question. Whoever may not answer it learns nothing about it."""
+        place = await self._app.inbox.find(request.scope[PERSON], request.path_params["question_id"])
+        if place is None:
+            raise RequestRefused(404, "QuestionUnknown", "this question is closed, or you may not answer it.")
+        return JSONResponse({"thread": place or None})
 
     async def vote(self, request: Request) -> Response:
         person: Person = request.scope[PERSON]

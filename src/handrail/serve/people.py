@@ -1,6 +1,6 @@
 """`People`: a server's users with their roles, their sessions and the audit log, kept in the journal's database or in a file.
 
-No usable secret is kept: passwords and tokens are hashed with scrypt, session secrets with SHA-256.
+No usable secret of theirs is kept: passwords and tokens are hashed with scrypt, session secrets with SHA-256.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from handrail.journal.location import create_folders, create_private_file, find_
 from handrail.journal.protocol import Account, Accounts, Note, SignIn
 from handrail.journal.sql.connection import compact
 from handrail.journal.sql.schema import describe_difference, distrust_schema, expected_schema, read_schema
+from handrail.notify.address import Address
 
 if TYPE_CHECKING:
     from handrail.journal.protocol import Journal
@@ -149,8 +150,16 @@ class People:
 
     # Users.
 
-    def add(self, name: str, roles: Iterable[str] = (), secret: str | None = None) -> str:
+    def add(
+        self,
+        name: str,
+        roles: Iterable[str] = (),
+        secret: str | None = None,
+        notify: Iterable[Address] = (),
+    ) -> str:
         """Add a user and return the secret that they sign in with. It is not stored, so it can't be shown again.
+
+        At the addresses in `notify`, they are told about questions that wait for them.
 
         Without a secret, a random one is generated. Every user has at least one of the four built-in roles: if none is given,
         *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an
@@ -177,7 +186,9 @@ class People:
                 f"the password is too easy to guess. Use at least {MIN_PASSWORD} characters."
             )
         salt = secrets.token_bytes(16)
-        if not self._accounts.add(Account(name, tuple(sorted(given)), salt, _hash(secret, salt), self.now())):
+        urls = tuple(each.url for each in notify)
+        account = Account(name, tuple(sorted(given)), salt, _hash(secret, salt), self.now(), notify=urls)
+        if not self._accounts.add(account):
             raise DefinitionError(
                 f"there is already a user {name!r}. Remove them first: `handrail users remove {name}`."
             )
@@ -194,6 +205,19 @@ class People:
             for each in others._accounts.all().values()
             if each.removed_at is None and self._accounts.add(msgspec.structs.replace(each, added_at=now))
         ]
+
+    def tell_at(self, name: str, addresses: Iterable[Address]) -> bool:
+        """Replace the addresses at which a user is told about questions. Returns False if there is no such user."""
+        return self._accounts.tell_at(name, tuple(each.url for each in addresses))
+
+    def addresses(self) -> Mapping[str, Sequence[Address]]:
+        """Return the addresses at which each user is told about questions. Users without any are left out."""
+        found = self._accounts.all().values()
+        return {
+            each.name: [Address(url) for url in each.notify]
+            for each in found
+            if each.notify and each.removed_at is None
+        }
 
     def remove(self, name: str) -> bool:
         """Remove a user and end their sessions. Returns False if there is no such user."""
@@ -355,8 +379,8 @@ def _digest(text: str) -> bytes:
 # --- the file -----------------------------------------------------------------------------------------
 
 
-VERSION = 1
-"""Version of the file's format. A file with another version is refused."""
+VERSION = 2
+"""Version of the file's format. A file of version 1, which has no addresses, gets them; one with any other version is refused."""
 _APPLICATION = 0x48524C50
 """The number in a file's header that marks it as a users file."""
 _TABLES = (
@@ -369,7 +393,9 @@ _TABLES = (
         number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
         address TEXT NOT NULL, details TEXT NOT NULL)""",
 )
-_ACCOUNT = "SELECT name, roles, salt, hash, added_at FROM users"
+_ADDRESSES = "CREATE TABLE addresses (name TEXT NOT NULL, url TEXT NOT NULL)"
+_ACCOUNT = """SELECT name, roles, salt, hash, added_at,
+    (SELECT json_group_array(url) FROM addresses WHERE addresses.name = users.name) FROM users"""
 _SESSION = "SELECT id, name, host, issuer, address, began_at, ends_at, secret, key FROM sessions"
 
 
@@ -395,23 +421,35 @@ class AccountsFile:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
         with self._transaction() as database:  # another process may be creating the tables at the same time
-            if not read_schema(database):
-                for each in _TABLES:
-                    database.execute(each)
+            found = read_schema(database)
+            for each in () if found else _TABLES:
+                database.execute(each)
+            if "addresses" not in found:
+                database.execute(_ADDRESSES)
                 database.execute(f"PRAGMA user_version = {VERSION}")
                 database.execute(f"PRAGMA application_id = {_APPLICATION}")
 
     def add(self, account: Account, /) -> bool:
         row = (account.name, json.dumps(account.roles), account.salt, account.hash, account.added_at)
+        query = "INSERT INTO users (name, roles, salt, hash, added_at) VALUES (?, ?, ?, ?, ?)"
         try:
-            return (
-                self._write(
-                    "INSERT INTO users (name, roles, salt, hash, added_at) VALUES (?, ?, ?, ?, ?)", *row
-                )
-                > 0
-            )
+            with self._transaction():
+                self._write(query, *row)
+                self._put_addresses(account.name, account.notify)
         except sqlite3.IntegrityError:
             return False
+        return True
+
+    def tell_at(self, name: str, urls: tuple[str, ...], /) -> bool:
+        with self._transaction():
+            is_known = self.find(name) is not None
+            self._put_addresses(name, urls if is_known else ())
+            return is_known
+
+    def _put_addresses(self, name: str, urls: tuple[str, ...]) -> None:
+        self._write("DELETE FROM addresses WHERE name = ?", name)
+        for url in urls:
+            self._write("INSERT INTO addresses VALUES (?, ?)", name, url)
 
     def remove(self, name: str, /) -> bool:
         with self._transaction():
@@ -419,6 +457,7 @@ class AccountsFile:
 
     def _remove(self, name: str) -> tuple[int, int]:
         """Delete a user's sessions and the user. Returns how many of each there were."""
+        self._put_addresses(name, ())
         return self.end(name=name), self._write("DELETE FROM users WHERE name = ?", name)
 
     def all(self) -> Mapping[str, Account]:
@@ -509,8 +548,8 @@ class AccountsFile:
 
 
 def _account(row: Sequence[Any]) -> Account:
-    name, roles, *others = row
-    return Account(name, tuple(json.loads(roles)), *others)
+    name, roles, *others, urls = row
+    return Account(name, tuple(json.loads(roles)), *others, notify=tuple(json.loads(urls)))
 
 
 def _make_private(path: Path) -> None:
@@ -539,12 +578,14 @@ def _check_file(database: sqlite3.Connection, path: Path) -> None:
         return
     if application != _APPLICATION or not version:
         raise _refusal(path, "it is a database, but not a users file")
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise _refusal(
             path,
             f"its format has version {version}, but this version of Handrail uses {VERSION}: use the version that wrote it",
         )
-    if problem := describe_difference(found, expected_schema(_TABLES)):
+    if problem := describe_difference(
+        found, expected_schema(_TABLES if version == 1 else (*_TABLES, _ADDRESSES))
+    ):
         raise _refusal(path, problem)
 
 

@@ -21,6 +21,7 @@ from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.imports import import_app, load_file, search
 from handrail.models.prices import tariff_of
+from handrail.notify.settings import Notify
 from handrail.prompt import Prompt
 from handrail.run.adapter import Adapter, model_of
 from handrail.run.limits import caps_of, check_price
@@ -218,6 +219,8 @@ class Loaded:
     """A hook that returns the principal who sent a request; None if the app has none."""
     renderers: Path | None = None
     """The path of a script with renderers for the page; None if the app has none."""
+    notify: Notify | None = None
+    """Who else is told about the app's questions, and when; None if the app does not say."""
 
 
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
@@ -225,7 +228,8 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
     A module defines an agent or a prompt. Without a name after the colon, `prompt` is served, or else `agent`. A prompt
     also needs an `adapter`, unless `model` is given. A module may also define `state` (the types of the slices that
-    clients see), `starters` (messages that the page suggests), `authenticate`, and `renderers` (the path of a script, relative to the module). Raises
+    clients see), `starters` (messages that the page suggests), `authenticate`, `notify` (a `Notify`), and
+    `renderers` (the path of a script, relative to the module). Raises
     `DefinitionError` if the app can't be loaded, or if neither the app nor `model` says which model to use.
     """
     path = Path(app)
@@ -263,7 +267,13 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         app=f"{module.__name__}:{attribute}",
         description=description or (module.__doc__ or "").strip().partition("\n")[0],
     )
-    return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
+    notify = getattr(module, "notify", None)  # it may as well be a tool of this name
+    return Loaded(
+        source,
+        getattr(module, "authenticate", None),
+        _renderers_of(module),
+        notify if isinstance(notify, Notify) else None,
+    )
 
 
 def recorded_name(app: str) -> str:

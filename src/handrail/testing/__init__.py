@@ -12,6 +12,7 @@ from handrail.testing.contexts import (
     user_context,
     worker_context,
 )
+from handrail.testing.notifications import RecordingSender
 from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber, SimulatedPerson
 from handrail.testing.resource_laws import check_resource
 from handrail.testing.shells import FakeShell
@@ -26,6 +27,7 @@ __all__ = [
     "Nobody",
     "Person",
     "Recorded",
+    "RecordingSender",
     "RecordingSubscriber",
     "SimulatedPerson",
     "VirtualClock",

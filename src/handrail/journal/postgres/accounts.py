@@ -70,6 +70,18 @@ class PostgresAccounts:
 
         return self._change(add)
 
+    def tell_at(self, name: str, urls: tuple[str, ...], /) -> bool:
+        def change(connection: Connection) -> bool:
+            account = self._read_accounts(connection).get(name)
+            if account is None or account.removed_at is not None:
+                return False
+            body = msgspec.msgpack.encode(msgspec.structs.replace(account, notify=urls))
+            at = self._database.now()
+            self._database.chains.append(connection, CHAIN, _ADDED, name, body, at=at)
+            return self._tell(connection)
+
+        return self._change(change)
+
     def remove(self, name: str, /) -> bool:
         def remove(connection: Connection) -> bool:
             account = self._read_accounts(connection).get(name)

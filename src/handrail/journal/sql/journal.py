@@ -10,6 +10,7 @@ from handrail.journal.decisions import SqlDecisions
 from handrail.journal.sql.calls import SqlCalls, SqlSteps
 from handrail.journal.sql.database import Database
 from handrail.journal.sql.messages import SqlMessages
+from handrail.journal.sql.outbox import SqlOutbox
 from handrail.journal.sql.questions import SqlQuestions, SqlVotes
 from handrail.journal.sql.queue import SqlQueue
 from handrail.journal.sql.runs import SqlRuns
@@ -53,6 +54,7 @@ class SqlJournal(Generic[D]):
         self.questions = SqlQuestions(database, self.clock, self.key, watch)
         self.decisions = SqlDecisions(database)
         self.votes = SqlVotes(database)
+        self.outbox = SqlOutbox(database)
         self.messages = SqlMessages(database)
         self.tickets = SqlTickets(database)
         self.spending = SqlSpending(database)

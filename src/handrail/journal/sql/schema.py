@@ -73,6 +73,8 @@ TABLES: Sequence[str] = (
     "CREATE INDEX questions_of_a_run ON questions (run_id)",
     "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
     "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
+    # What each receiver of notifications was told, and the message that is on its way to it.
+    "CREATE TABLE outbox (receiver TEXT PRIMARY KEY, state BLOB NOT NULL, mac BLOB NOT NULL)",
     """CREATE TABLE tickets (
         run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, mac BLOB NOT NULL,

@@ -8,7 +8,7 @@ import { Header, Tabs } from "./header.js";
 import { Inbox, useInbox } from "./inbox.js";
 import { useMedia } from "./hooks.js";
 import { loadRenderers } from "./renderers.js";
-import { toQuestion } from "./question.js";
+import { showQuestion, toQuestion } from "./question.js";
 import { address, takeLink, useRoute } from "./route.js";
 import * as server from "./server.js";
 import { Sheet } from "./sheet.js";
@@ -32,7 +32,7 @@ export function App() {
       else setEntry({ phase: "broken", problem: error });
     }
   }, []);
-  useEffect(() => void enter(takeLink()), []);
+  useEffect(() => void enter(takeLink(server.takeRoute())), []);
 
   if (entry.phase === "loading") return html`<${Loading} words="Opening…" whole />`;
   if (entry.phase === "signin") return html`<${SignIn} enter=${enter} refused=${entry.refused} problem=${entry.problem} />`;
@@ -49,6 +49,19 @@ function Frame({ about, signedOut, signOut }) {
   const [remembered, setRemembered] = useState(false);
   const [counting, setCounting] = useState(false);
   const [reading, setReading] = useState(false);
+  const [missing, setMissing] = useState("");
+  useEffect(() => {
+    // A notification's link names a question. Where it is shown depends on who has signed in.
+    setMissing("");
+    if (route.question === undefined) return;
+    const found = ({ thread }) => {
+      if (thread === null) setReading(true);
+      else location.replace(address(thread));
+      showQuestion(route.question);
+    };
+    const failed = (error) => (error.status === 401 ? signedOut() : setMissing(error.message));
+    server.placeOf(route.question ?? "").then(found, failed);
+  }, [route.question]);
   const inbox = useInbox(about.people && about.actions.includes("vote"), signedOut);
   const list = useThreads(signedOut);
   const conversation = useConversation(route, signedOut, (event) => {
@@ -104,6 +117,7 @@ function Frame({ about, signedOut, signOut }) {
       />
       <${Tabs} id=${route.id} tab=${route.tab} conversation=${conversation} />
       <main id="panel" ...${tabbed} class="panel">
+        ${missing && html`<p class="problem" role="alert">${missing}</p>`}
         ${route.tab === "chat" && html`<${ChatPane} key=${route.id} about=${about} conversation=${conversation} say=${say} />`}
         ${route.tab === "files" && html`<${FilesPane} key=${route.id} conversation=${conversation} />`}
         ${route.tab === "timeline" && html`<${TimelinePane} key=${route.id} conversation=${conversation} />`}

@@ -19,8 +19,12 @@ export function toQuestion() {
   const all = [...document.querySelectorAll("[data-question]")];
   const place = all.findIndex((each) => each.contains(document.activeElement));
   const next = all[(place + 1) % all.length];
-  next?.scrollIntoView({ block: next.offsetHeight > next.closest(".log, .sheet")?.clientHeight ? "start" : "center" });
-  next?.focus({ preventScroll: true });
+  show(next);
+}
+
+function show(question) {
+  question?.scrollIntoView({ block: question.offsetHeight > question.closest(".log, .sheet")?.clientHeight ? "start" : "center" });
+  question?.focus({ preventScroll: true });
 }
 
 /** Calls `changed` when the head and the end of a question have been on screen, at once or one after the other. */
@@ -34,6 +38,19 @@ function useSeen(group, changed) {
     parts.forEach((part) => look.observe(part));
     return () => look.disconnect();
   }, []);
+}
+
+/** Scrolls to the question with this id and focuses it, as soon as it is shown. */
+export function showQuestion(id) {
+  const focus = () => {
+    const found = [...document.querySelectorAll("[data-question]")].find((each) => each.dataset.question === id);
+    show(found);
+    return Boolean(found) && document.activeElement === found; // nothing in a closed sheet gets the focus
+  };
+  if (focus()) return;
+  const observer = new MutationObserver(() => focus() && observer.disconnect());
+  observer.observe(document.body, { childList: true, subtree: true, attributeFilter: ["open"] });
+  setTimeout(() => observer.disconnect(), 30_000);
 }
 
 /** Moves the focus out of a question that was answered: to the first other question, or to the message field. */

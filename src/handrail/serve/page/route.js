@@ -1,11 +1,13 @@
-// Routes: #/t/THREAD, #/t/THREAD/files, #/t/THREAD/timeline.
+// Routes: #/t/THREAD, #/t/THREAD/files, #/t/THREAD/timeline, and #/q/QUESTION, which leads to wherever that question is shown.
 
 import { useLayoutEffect, useState } from "./vendor/standalone.js";
 
 export const TABS = ["chat", "files", "timeline"];
 
-/** The thread and tab that an address names. The id is null if it names no thread. */
+/** The thread and tab, or the question, that an address names. The id is null if it names no thread. */
 export function read(hash) {
+  const asked = /^#\/q\/([^/]+)$/.exec(hash);
+  if (asked) return { id: null, tab: "chat", question: decoded(asked[1]) };
   const found = /^#\/t\/([^/]+)(?:\/(files|timeline))?$/.exec(hash);
   const id = found && decoded(found[1]);
   return id ? { id, tab: found[2] ?? "chat" } : { id: null, tab: "chat" };
@@ -47,12 +49,13 @@ function fresh() {
 
 /**
  * Takes the sign-in code from the address (#link=…), or returns null if there is none or it is malformed. The code is
- * removed from the address, so that it is neither bookmarked nor shown.
+ * removed from the address, so that it is neither bookmarked nor shown. The hash that was `kept` takes its place if it is a route.
  */
-export function takeLink() {
+export function takeLink(kept) {
   const found = /[#&]link=([^&]+)/.exec(location.hash);
   if (!found) return null;
-  history.replaceState(null, "", location.pathname + location.search);
+  const route = /^#\/[tq]\//.test(kept) ? kept : "";
+  history.replaceState(null, "", location.pathname + location.search + route);
   const link = decoded(found[1]);
   return link && { link };
 }

@@ -16,6 +16,8 @@ const prefix = (globalThis.location?.pathname ?? "").replace(/^\/$/, "");
 const KEY = `handrail.key${prefix}`;
 // The secret of the sign-in that this tab has begun with a provider. No other origin can write it, so nobody can plant a sign-in.
 const SECRET = `handrail.secret${prefix}`;
+// The hash of the address that this tab showed before it left to sign in with a provider.
+const ROUTE = `handrail.route${prefix}`;
 
 async function called(path, options) {
   let response;
@@ -69,7 +71,14 @@ export const signInWays = () => json("health").then((told) => ({ provider: told.
 export const leaveToSignIn = async (path) => {
   const { address, secret } = await json(path, sent("POST"));
   sessionStorage.setItem(SECRET, secret);
+  sessionStorage.setItem(ROUTE, location.hash);
   location.assign(address);
+};
+/** Takes the hash that this tab showed before it left to sign in, or "". */
+export const takeRoute = () => {
+  const kept = sessionStorage.getItem(ROUTE) ?? "";
+  sessionStorage.removeItem(ROUTE);
+  return kept;
 };
 /** Calls `changed` when another tab signs in or out, and returns a function that stops it. */
 export const onSession = (changed) => {
@@ -81,6 +90,8 @@ export const logout = async () => {
   await json("logout", sent("POST"));
   localStorage.removeItem(KEY);
 };
+/** Where this person can answer a question: `{thread}`, which is null for the inbox. */
+export const placeOf = (question) => json(`questions/${encodeURIComponent(question)}`);
 export const inbox = async () => (await json("inbox")).questions;
 export const vote = (given) => json("inbox/answers", sent("POST", given));
 export const threads = ({ before, find }) => {
