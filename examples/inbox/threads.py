@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app import adapter_for, prompt
 
-from handrail import ScriptedModel, Session, SqliteJournal, ToolCall
+from handrail import DirectoryFilesystem, ScriptedModel, Session, SqliteJournal, ToolCall
 from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 from handrail.runs import show, undo
@@ -70,4 +70,4 @@ class Script:
         )
         if undone:
             (call,) = (await show(self._journal, run_id)).calls
-            await undo(self._journal, run_id, call.id, adapter.filesystem, session=session)
+            await undo(self._journal, run_id, call.id, DirectoryFilesystem(self._folder), session=session)

@@ -161,6 +161,9 @@ def test_a_message_is_answered(page: Page):
     expect(log(page)).to_contain_text("Hello to you.")
     expect(log(page).get_by_text("hello", exact=True)).to_have_count(1)
     expect(field).to_have_value("")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    log(page).get_by_role("button", name="Copy the answer").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "Hello to you."
 
 
 def test_an_empty_page_suggests_messages(page: Page):
@@ -185,7 +188,7 @@ def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
     expect(log(page)).to_contain_text("That is all.")
     expect(log(page).get_by_role("heading", name="What Markdown can do")).to_be_visible()
     expect(log(page).get_by_role("cell", name="Anna")).to_be_visible()
-    expect(log(page).get_by_role("button", name="Copy")).to_be_visible()
+    expect(log(page).get_by_role("button", name="Copy", exact=True)).to_be_visible()
     link = log(page).get_by_role("link", name="links")
     expect(link).to_have_attribute("rel", re.compile("noopener"))
     expect(link).to_have_attribute("target", "_blank")
@@ -222,9 +225,14 @@ def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
 
 
 def test_a_failed_run_says_so(page: Page):
-    """The log says that a run failed, and the thread can continue."""
+    """The log says that a run failed, the last message can be sent again, and the thread can continue."""
     say(page, "fail")
     expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
+    again = log(page).get_by_role("button", name="Try again")
+    again.click()
+    expect(log(page).get_by_role("alert").filter(has_text="The run failed.")).to_have_count(2)
+    expect(log(page).get_by_text("fail", exact=True)).to_have_count(2)
+    expect(again).to_have_count(1)  # only the last failure can be tried again
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")
 

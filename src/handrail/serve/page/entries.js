@@ -7,12 +7,13 @@ import { Begun, Ended } from "./background.js";
 import { apart } from "./call_line.js";
 import { Counted, UNAPPLIED, Undo } from "./changes.js";
 import { Compacted } from "./compacted.js";
+import { Copy } from "./copy.js";
 import { DiffView } from "./diff.js";
 import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
-import { agentsOf, allInside, begunBy, closedOf, endOf, innerOf, isAsked, isOver, questionsOf } from "./store.js";
+import { agentsOf, allInside, begunBy, closedOf, endOf, innerOf, isActive, isAsked, isOver, questionsOf } from "./store.js";
 import { Component, html, useState } from "./vendor/standalone.js";
 import { count, dollars, duration, ENDED, many, STATUS } from "./words.js";
 
@@ -26,7 +27,7 @@ function Entry({ kind, id, view, conversation }) {
       ${begunBy(view, id).map((content) => html`<${Begun} key=${content.background_id} content=${content} end=${endOf(view, content.background_id)} />`)}`;
   }
   if (kind === "agent") return html`<${Agent} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
-  if (kind === "note") return html`<${Note} note=${view.notes[id]} />`;
+  if (kind === "note") return html`<${Note} note=${view.notes[id]} retry=${retryOf(view, id, conversation)} />`;
   if (kind === "activity") {
     const activity = view.activities[id];
     if (activity.type === "handrail.compacted") return html`<${Compacted} content=${activity.content} view=${view} />`;
@@ -65,17 +66,41 @@ const Message = drawnFor(
       return html`<details class="reasoning"><summary>${message.open ? "Thinking…" : "Thought"}</summary><${Markdown} text=${message.text} /></details>`;
     }
     if (!message.text && !message.open) return null; // the answer begins with a file
-    return html`<div class=${`message assistant${message.open ? " open" : ""}`} aria-busy=${message.open ? "true" : undefined}><${Markdown} text=${message.text} /></div>`;
+    return html`<div class=${`message assistant${message.open ? " open" : ""}`} aria-busy=${message.open ? "true" : undefined}>
+      <${Markdown} text=${message.text} />
+      ${!message.open && message.text && html`<p class="message-acts"><${Copy} text=${message.text} what="the answer" /></p>`}
+    </div>`;
   },
 );
 
+/** Sends the person's last message again, if the thread has ended with this note; null if it goes on below it, or if the message has files. */
+function retryOf(view, id, conversation) {
+  const log = view.entries[""];
+  const said = log.findLast(({ kind }) => kind === "user");
+  const message = said && view.messages[said.id];
+  if (log.at(-1).id !== id || !message?.text || message.files?.length || isActive(view) || !conversation.mayAnswer) return null;
+  return () => conversation.say(message.text);
+}
+
 const Note = drawnFor(
-  ({ note }) => [note],
-  ({ note }) =>
+  ({ note, retry }) => [note, retry === null],
+  ({ note, retry }) =>
     note.status in ENDED
       ? html`<p class="note cancelled"><${Icon} name="cancelled" /> ${ENDED[note.status]}</p>`
-      : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p></div></div>`,
+      : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p>${retry && html`<${Retry} retry=${retry} />`}</div></div>`,
 );
+
+/** A button that sends the last message again. */
+function Retry({ retry }) {
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+  const again = async () => {
+    setBusy(true);
+    await retry().catch((error) => setProblem(error.message));
+    setBusy(false);
+  };
+  return html`<button type="button" class="small" disabled=${busy} onClick=${again}>Try again</button>${problem && html`<span class="problem" role="alert">${problem}</span>`}`;
+}
 
 /** An activity other than a call's progress: a file that the model made, or else its type, and its message or content. */
 const Activity = drawnFor(

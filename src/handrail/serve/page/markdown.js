@@ -1,11 +1,12 @@
 // Markdown written by a model, which is untrusted. marked parses it and DOMPurify sanitizes it, block by block, so
 // that only the block being written is rendered again and a selection elsewhere survives.
 
+import { Copy } from "./copy.js";
 import { drawnFor } from "./hooks.js";
 import { lexed } from "./limits.js";
 import purify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
-import { html, useState } from "./vendor/standalone.js";
+import { html } from "./vendor/standalone.js";
 
 const HARMLESS = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|details|summary)\s*\/?>$/i;
 
@@ -89,16 +90,10 @@ const Block = drawnFor(
 const Code = drawnFor(
   ({ text, language }) => [text, language],
   ({ text, language }) => {
-    const [copied, setCopied] = useState(false);
-    const copy = async () => {
-      await navigator.clipboard?.writeText(text);
-      setCopied(true);
-      setTimeout(() => setCopied(false), 1500);
-    };
     return html`<figure class="code">
       <figcaption>
         <span>${language ?? ""}</span>
-        <button type="button" class="quiet small" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>
+        <${Copy} text=${text} />
       </figcaption>
       <pre tabindex="0"><code>${text}</code></pre>
     </figure>`;
