@@ -196,7 +196,12 @@ async def export_person(
     if accounts is not None:
         account = accounts.find(principal)
         if account is not None:
-            about["account"] = {"name": account.name, "roles": account.roles, "added_at": account.added_at}
+            about["account"] = {
+                "name": account.name,
+                "roles": account.roles,
+                "added_at": account.added_at,
+                "notify": account.notify,
+            }
         about["sign_ins"] = [
             {"host": each.host, "address": each.address, "began_at": each.began_at, "ends_at": each.ends_at}
             for each in accounts.sessions()
