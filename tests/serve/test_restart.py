@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from handrail import Deadline, SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
-from handrail.errors import AnswerRefused
+from handrail.errors import AnswerRefused, JournalError
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import cancel, show
 from handrail.serve import snapshots
@@ -333,6 +334,32 @@ async def test_the_server_looks_by_itself(tmp_path: Path) -> None:
         while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
             await asyncio.sleep(0.005)
         assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
+
+
+async def test_a_look_that_finds_no_database_is_quiet_and_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The journal warns of a lost database once. What looks into it again and again adds nothing to that."""
+    async with served(tmp_path, park_after=0.0, poll_seconds=0.01) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}]], "ok"))
+        await over(thread)
+        [question] = await thread.questions()
+        failed = asyncio.Event()
+
+        async def lost() -> None:
+            failed.set()
+            raise JournalError("runs", "it can't be used for now", "Will retry.", is_lost=True)
+
+        with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG, "handrail"):
+            patch.setattr(app.threads, "poll", lost)
+            await failed.wait()
+            await asyncio.sleep(0)
+        levels = {each.levelname for each in caplog.records if "could not check" in each.message}
+        assert levels == {"DEBUG"}
+        answered_elsewhere(app, question, {"n": 8})
+        while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
+            await asyncio.sleep(0.005)
 
 
 async def test_an_answer_from_elsewhere_is_noticed_without_a_poll(tmp_path: Path) -> None:

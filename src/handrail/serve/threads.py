@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import JournalAltered
+from handrail.errors import JournalAltered, JournalError
 from handrail.ids import NewId, random_id
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, Mark, RunRecord, RunRow, SessionRow
@@ -259,8 +259,11 @@ class Threads:
                     await renew_now(self.journal, run_id)
                 await asyncio.sleep(min(max(_LOOK_PAUSE, 20 * (loop.time() - began)), seconds))
                 await changed
-            except Exception:
-                log.exception("could not check for answers from other processes; trying again")
+            except Exception as error:
+                level = error.retry_level if isinstance(error, JournalError) else logging.ERROR
+                log.log(
+                    level, "could not check for answers from other processes; trying again", exc_info=True
+                )
                 await asyncio.sleep(seconds)
             finally:
                 changed.cancel()
