@@ -30,7 +30,11 @@ from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question, Quorum, Vote
 from handrail.run.adapter import Retry
+from handrail.run.record.begin import decode_outcome
+from handrail.runs import children
 from handrail.testing import Person
+from run.test_background import asked, until, working
+from support.background_app import HOST, host
 from support.parked_runs import answer_to
 
 DOLLAR_A_MILLION = Price(Decimal(1), Decimal(1))
@@ -376,3 +380,21 @@ async def test_a_resumed_run_keeps_its_caps_and_a_newer_one_with_the_same_scope_
     )
     assert (await higher.resume("r", environment=Voters())).text == "done"
     assert await desk.journal.questions.open() == ()
+
+
+async def test_a_background_run_spends_from_the_caps_of_the_run_that_began_it_and_waits_at_them_in_its_worker() -> (
+    None
+):
+    journal = MemoryJournal()
+    caps = [Spend(Budget(tokens=10**6)), Spend(Budget(requests=2), by="app")]
+    await host.run(asked(), journal=journal, run_id="r", app=HOST, spend=caps)
+    [child] = await children(journal, "r")
+    async with working(journal):
+        await until(journal, child.record.id, {"parked"})
+        [question] = await journal.questions.open()
+        assert "the app 'host' has spent 2 requests" in question.message
+        journal.questions.answer(answer_to(question, YES))
+        row = await until(journal, child.record.id)
+    assert decode_outcome(row).text == "hello"
+    counted = {state.window.name: state.counted["requests"] for state in await journal.spending.list()}
+    assert counted == {"local": 3, "host": 3}
