@@ -767,6 +767,41 @@ MUTANTS = [
         "pass",
         "tests/mcp/test_login.py::test_person_may_take_long_to_log_in",
     ),
+    Mutant(
+        "two servers send one notification",
+        "journal/sql/outbox.py",
+        "if self._find(connection, receiver) != before:",
+        "if False:",
+        "tests/journal/test_journal_contract.py::test_the_state_of_a_receiver_is_replaced_by_whoever_knows_it",
+    ),
+    Mutant(
+        "a link says where anybody's question is",
+        "serve/inbox.py",
+        'return None if await self._thread_for(question, person) is None else ""',
+        'return ""',
+        "tests/serve/test_notifier.py::test_a_link_leads_only_those_who_may_answer",
+    ),
+    Mutant(
+        "another role may approve at once",
+        "question.py",
+        " and waited >= self.after",
+        "",
+        "tests/serve/test_notifier.py::test_a_reminder_another_role_and_then_a_denial",
+    ),
+    Mutant(
+        "a notification quotes a question",
+        "serve/notifier.py",
+        "tool = question.askers[-1] if question.askers else",
+        "tool = question.message if question.askers else",
+        "tests/serve/test_notifier.py::test_the_owner_is_told_about_their_own_question_without_its_words",
+    ),
+    Mutant(
+        "a notification that did not arrive gets a new id",
+        "serve/notifier.py",
+        "again = replace(before, attempt=before.attempt + 1)",
+        'again = replace(before, id=f"{before.id}x", attempt=before.attempt + 1)',
+        "tests/serve/test_notifier.py::test_a_receiver_that_is_down_for_a_day",
+    ),
 ]
 
 

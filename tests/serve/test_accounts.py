@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -17,8 +18,9 @@ from handrail.cli.commands import app
 from handrail.errors import DefinitionError, JournalAltered, JournalError
 from handrail.journal.postgres import accounts as postgres_accounts
 from handrail.journal.postgres.address import parse_url
+from handrail.notify import Address
 from handrail.serve.limits import Limits
-from handrail.serve.people import People
+from handrail.serve.people import VERSION, People
 from handrail.serve.principals import Principals
 from support import PATIENCE, postgres
 from support.passwords import cheap_hashes
@@ -360,3 +362,45 @@ def test_a_database_that_does_not_answer_stops_no_server(url: str, monkeypatch: 
         monkeypatch.setattr(postgres_accounts, "_PATIENCE", PATIENCE)
         journal.accounts.refresh()
         assert principals.may_run("ann")
+
+
+def test_a_file_of_the_first_version_gets_addresses(tmp_path: Path):
+    """Its users stay. A file of version 1 that was altered is refused all the same."""
+    path = tmp_path / "people.db"
+    with closing(People(path)) as people:
+        people.add("ann", ["user"], SECRET)
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("DROP TABLE addresses")
+        file.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        with closing(People(path)) as people:
+            assert people.verify("ann", SECRET) is not None
+            people.tell_at("ann", [Address("https://hooks.example/")])
+            assert not people.tell_at("bob", [Address("https://hooks.example/")])
+            assert list(people.addresses()) == ["ann"]
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        file.execute("PRAGMA user_version = 1")
+    with pytest.raises(DefinitionError, match="'addresses' was added"):
+        People(path)
+
+
+def test_addresses_are_those_of_the_account(opening: Opening):
+    """They are shared, replaced and copied, and go with their user."""
+    one, other = opening(), opening()
+    first, second = Address("https://hooks.example/1"), Address("slack://s3cret/2")
+    one.add("ann", ["user"], SECRET, [first, second])
+    since = one.list()[0][2]
+    other.who_may_vote(None, "")  # reads the users again
+    assert other.addresses() == {"ann": [first, second]}
+    assert one.tell_at("ann", [second])
+    assert not one.tell_at("bob", [second])
+    other.who_may_vote(None, "")
+    assert other.addresses() == {"ann": [second]}
+    assert one.list()[0][2] == since, "the account is the same, so its votes count"
+    with closing(People()) as copied:
+        copied.copy(one)
+        assert copied.addresses() == {"ann": [second]}
+    assert one.remove("ann")
+    one.add("ann", ["user"], SECRET)
+    assert one.addresses() == {}

@@ -17,6 +17,7 @@ from handrail.errors import DefinitionError
 from handrail.guard import ask
 from handrail.notify import Address
 from handrail.notify.message import Message
+from handrail.question import Question
 from handrail.serve.app import asgi
 from handrail.serve.notifier import Notifier
 from handrail.serve.people import People
@@ -408,3 +409,35 @@ async def test_a_server_tells_people_by_itself(tmp_path: Path):
             await asyncio.sleep(0.01)
     event = json.loads(sender.attempts[0][1].body)
     assert event["type"] == "question.opened"
+
+
+async def test_what_no_person_answers_is_told_to_nobody(tmp_path: Path):
+    """Tools of a client, and questions of programs whose runs are not recorded. The latter do not stop what is told about others."""
+    async with desk(tmp_path, ask(role="finance")) as on:
+        map_tool = {
+            "name": "show_map",
+            "description": "Show a map.",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        input = {
+            "threadId": "map",
+            "runId": "1",
+            "messages": [{"id": "1", "role": "user", "content": "call show_map {}"}],
+            "tools": [map_tool],
+            "context": [],
+            "state": {},
+            "forwardedProps": {},
+        }
+        said = await on.client.ask("POST", "/agent", input, by("ann"))
+        assert b"show_map" in said.body
+        question = Question(
+            id="ghost?1", kind="input", name="pick", message="?", payload={}, schema={}, digest="d", principal="ann",
+            asked_by=(), call_id="c", asked_at=on.clock.now(), run_id="ghost",
+        )  # fmt: skip
+        asking = asyncio.ensure_future(on.journal.questions.ask(question))
+        await on.ask()
+        assert len(await on.journal.questions.open()) == 3
+        await on.after(10)
+        assert (on.types("ann"), on.types("fay")) == ([], ["question.opened"])
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

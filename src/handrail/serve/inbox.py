@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from handrail.errors import AnswerRefused
+from handrail.errors import AnswerRefused, JournalAltered, RunUnknown
 from handrail.journal.answers import check_digest
 from handrail.journal.protocol import Journal
 from handrail.question import Answer, Question, Vote
@@ -176,7 +176,13 @@ class Inbox:
     async def _place_of(self, question: Question) -> str | None:
         """Return the id of the thread that a question is in, "" for a gateway's run, or None if it is in no thread of this app."""
         if question.run_id not in self._places:
-            row = await self._journal.runs.get(question.run_id)
+            try:
+                row = await self._journal.runs.get(question.run_id)
+            except (
+                RunUnknown,
+                JournalAltered,
+            ):  # it is a program's own, was deleted just now, or was altered
+                return None
             is_gateway = row.record.prompt.startswith(GATEWAY) and not row.record.app
             key = self._threads.key_of(row)
             if len(self._places) >= _MOST_PLACES:

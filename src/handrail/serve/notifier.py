@@ -24,6 +24,7 @@ from handrail.notify.message import Item, Message, News, State, Told, body_of
 from handrail.notify.sender import SEND_SECONDS, NetworkSender, Sender
 from handrail.notify.settings import Notify
 from handrail.question import Question
+from handrail.serve.agui.interrupts import is_pending_call
 from handrail.serve.inbox import Inbox
 from handrail.serve.principals import Principals
 
@@ -143,7 +144,9 @@ class Notifier:
             names = await self._inbox.audience(question, voters)
             if names is None:
                 others.add(question.id)
-            elif question.kind != "pause" and self._inbox.waited(question) >= self._settings.after:
+            elif question.kind == "pause" or is_pending_call(question):
+                continue  # whoever paused it knows, and the client's own tools are not people
+            elif self._inbox.waited(question) >= self._settings.after:
                 theirs = (each for name in names for each in people.get(name, ()))
                 for address in {*self._settings.addresses, *theirs}:
                     mine.setdefault(address, {})[question.id] = question
