@@ -362,6 +362,29 @@ async def test_a_look_that_finds_no_database_is_quiet_and_is_made_again(
             await asyncio.sleep(0.005)
 
 
+async def test_a_run_that_finds_no_database_is_resumed_with_a_later_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose answer was seen just before the database was lost is not forgotten."""
+    async with served(tmp_path, park_after=0.0) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}]], "ok"))
+        await over(thread)
+        [question] = await thread.questions()
+        answered_elsewhere(app, question, {"n": 8})
+
+        async def lost() -> None:
+            raise JournalError("runs", "it can't be used for now", "Will retry.", is_lost=True)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(thread, "newest", lost)
+            await app.threads.poll()
+        assert (await thread.newest()).status == "parked"  # pyright: ignore[reportOptionalMemberAccess]
+        await app.threads.poll()
+        await over(thread)
+        assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
+
+
 async def test_an_answer_from_elsewhere_is_noticed_without_a_poll(tmp_path: Path) -> None:
     """A change of the journal wakes the server, which would poll only after an hour."""
     async with served(tmp_path, park_after=0.0, poll_seconds=3600.0) as app:

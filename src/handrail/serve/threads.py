@@ -279,8 +279,14 @@ class Threads:
             return
         try:
             await self.thread(*key).go_on()
-        except Exception:
-            log.exception("could not resume the run of thread %s", key[1])
+        except Exception as error:
+            is_lost = isinstance(error, JournalError) and error.is_lost
+            level = logging.DEBUG if is_lost else logging.ERROR
+            log.log(level, "could not resume the run of thread %s", key[1], exc_info=True)
+            if is_lost:
+                self._waiting.setdefault(
+                    key, _Waiting(frozenset(), 0.0)
+                )  # it is tried again with the next look
 
     def key_of(self, row: RunRow) -> tuple[str, str] | None:
         """Return a run's principal and thread id, or None if the run does not belong to one of this app's threads."""
