@@ -355,6 +355,20 @@ MUTANTS = [
         SIMULATED,
     ),
     Mutant(
+        "a cap on spending leaves what it does not have",
+        "journal/sql/spending.py",
+        "            if state.missing(amounts, caps[state.window]):\n",
+        "            if False:\n",
+        "tests/journal/test_journal_contract.py::test_amounts_are_reserved_in_every_window_or_in_none",
+    ),
+    Mutant(
+        "a run raises the cap of its own principal",
+        "run/spend.py",
+        "() if principal == ONLY_USER else",
+        "() if True else",
+        "tests/run/test_spend.py::test_a_run_parks_at_the_cap_and_goes_on_once_somebody_raised_it",
+    ),
+    Mutant(
         "recorded answer of the model asked for again",
         "run/request.py",
         "        if recorded is not None:\n",
