@@ -429,7 +429,8 @@ async def main() -> int:
             with reserved_port() as one, reserved_port() as other:
                 soak = Soak(folder, server, models, (one, other))
                 try:
-                    async with asyncio.timeout(given.seconds + 3 * PATIENCE):
+                    # on a busy machine, a round takes longer to end its runs than to work
+                    async with asyncio.timeout(4 * given.seconds + 3 * PATIENCE):
                         said["figures"], broken = await run(soak, given.seconds)
                 finally:
                     said["happened"] = soak.happened
