@@ -162,6 +162,7 @@ def test_a_message_is_answered(page: Page):
     expect(log(page).get_by_text("hello", exact=True)).to_have_count(1)
     expect(field).to_have_value("")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    log(page).get_by_text("Hello to you.").hover()
     log(page).get_by_role("button", name="Copy the answer").click()
     assert page.evaluate("navigator.clipboard.readText()") == "Hello to you."
 

@@ -237,6 +237,25 @@ def test_what_the_server_says_stands_there_too(shown: Widgets):
     assert sent(shown) == {"street": "Broad", "number": 7}
 
 
+def test_several_of_a_choice_are_ticked(shown: Widgets):
+    """A list of a few values has a checkbox for each, and is sent in the order of the choice. Nothing has to be ticked."""
+    schema = form(shown, list[Literal["milk", "sugar", "lemon"]])
+    boxes = shown.page.get_by_role("checkbox")
+    expect(boxes).to_have_count(3)
+    expect(shown.page.get_by_role("button", name="Add")).to_have_count(0)
+    boxes.last.check()
+    boxes.first.check()
+    value = sent(shown)
+    assert value == ["milk", "lemon"]
+    schema.parse_value(value)
+
+
+def test_a_list_that_has_a_value_twice_is_no_list_of_boxes(shown: Widgets):
+    form(shown, list[Literal["milk", "sugar"]], value=["milk", "milk"])
+    expect(shown.page.get_by_role("checkbox")).to_have_count(0)
+    assert sent(shown) == ["milk", "milk"]
+
+
 def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
     """Entries of a list can be moved, removed and added with the keyboard. They keep their text, and the focus stays in the list."""
     form(shown, list[float], value=[1, 2, 3])

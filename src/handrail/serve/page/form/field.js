@@ -1,13 +1,12 @@
 // One field of a form, by its schema: a single input, or a group of fields (objects, lists, mappings, unions).
 
-import { html, useEffect, useRef, useState } from "../vendor/standalone.js";
+import { html, useLayoutEffect, useRef, useState } from "../vendor/standalone.js";
 import { Frame, GroupFrame, idOf, useBlock } from "./frame.js";
-import { BooleanInput, ChoiceInput, DateTimeInput, JsonInput, NumberInput, SeveralInput, TextInput } from "./inputs.js";
+import { BooleanInput, ChoiceInput, DateTimeInput, JsonInput, NumberInput, TextInput } from "./inputs.js";
 import {
   below, blank, entriesOf, initial, isObject, kindName, kindOfValue, kindsOf, labelOf, optionsOf, resolved, shapeOf, shown,
 } from "./schema.js";
 
-const MOST_BOXES = 20;
 const MOST_DEEP = 12; // beyond this many levels of nesting, the form asks for JSON
 
 /**
@@ -53,15 +52,8 @@ function edit(form, path, change) {
   }
 }
 
-/** Whether a list holds several of a few choices. Two of the same can't be ticked, so a list that asks for more than there are is an ordinary one. */
-function isSeveral(kind, root) {
-  const options = optionsOf(resolved(kind.items, root));
-  return options !== null && options.length > 1 && options.length <= MOST_BOXES && (kind.minItems ?? 0) <= options.length;
-}
-
-function shapeFor(kind, { path, optional, form }) {
+function shapeFor(kind, { path, optional }) {
   const shape = shapeOf(kind);
-  if (shape === "array" && isSeveral(kind, form.root)) return SeveralInput;
   if (path.split("/").length > MOST_DEEP && ["object", "array", "map", "tuple"].includes(shape)) return JsonInput;
   if (shape === "const") return optional ? ChoiceInput : Fixed;
   if (shape === "string" && kind.format === "date-time") return DateTimeInput;
@@ -126,20 +118,22 @@ function useKeys(length) {
   return keys.list;
 }
 
-/** Entries that can be added, removed and moved. A set of known values becomes checkboxes. */
+/** Entries that can be added, removed and moved. Several of a choice become checkboxes. */
 function ArrayField(props) {
   const { form, kind, path, label, value, empty, optional, onChange } = props;
   const items = Array.isArray(value) ? value : [];
   const keys = useKeys(items.length);
   const list = useRef(null);
   const [toFocus, setToFocus] = useState(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!toFocus) return;
     list.current?.querySelector(toFocus)?.focus();
     setToFocus(null);
   }, [toFocus]);
   const inner = resolved(kind.items, form.root);
-  if (kind.uniqueItems && optionsOf(inner)) return html`<${TickList} ...${props} options=${optionsOf(inner)} items=${items} />`;
+  // Nothing can be ticked twice, so a list that needs more values than there are is an ordinary one, and so is one that has a value twice.
+  const isTicked = optionsOf(inner) && (kind.uniqueItems || ((kind.minItems ?? 0) <= optionsOf(inner).length && new Set(items).size === items.length));
+  if (isTicked) return html`<${TickList} ...${props} options=${optionsOf(inner)} items=${items} />`;
   const most = kind.maxItems ?? Infinity;
   const give = (next) => onChange(next.length || !optional ? next : Array.isArray(props.default) ? [] : empty);
   const add = () => {
@@ -215,7 +209,7 @@ function MapField(props) {
   const [rows, setRows] = useState(() => Object.entries(isObject(value) ? value : {}).map(([name, held], id) => ({ id, name, held })));
   const list = useRef(null);
   const [added, setAdded] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (added) list.current?.querySelector(":scope > li:last-child input")?.focus();
   }, [added]);
   const give = (next) => {

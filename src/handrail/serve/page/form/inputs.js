@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/standalone.js";
 import { aria, Errors, Frame, GroupFrame, useBlock } from "./frame.js";
-import { optionsOf, resolved, shown } from "./schema.js";
+import { optionsOf, shown } from "./schema.js";
 
 const LONG = 200; // a text with at least this maximum length gets several lines
 const MOST_RADIOS = 4;
@@ -146,22 +146,6 @@ function Choice(props) {
   const radio = (at, words) => html`<label class="radio"><input type="radio" name=${id} checked=${chosen === at} onChange=${() => choose(at)} /><span>${words}</span></label>`;
   return html`<${GroupFrame} ...${props} role="radiogroup" className="is-choice">
     <div class="radios">${options.map((option, at) => radio(at, shown(option)))}${canBeLeft && radio(-1, left)}</div>
-  <//>`;
-}
-
-/** Several of a choice: a checkbox for each. */
-export function SeveralInput(props) {
-  const { kind, form, path, id, value, empty, optional, default: given, onChange } = props;
-  const options = optionsOf(resolved(kind.items, form.root));
-  const held = Array.isArray(value) ? value : Array.isArray(given) ? given : [];
-  const choose = (option, isChosen) => {
-    const next = options.filter((each) => (each === option ? isChosen : held.includes(each)));
-    onChange(next.length || !optional || Array.isArray(given) ? next : empty);
-  };
-  return html`<${GroupFrame} ...${props} className="is-choice">
-    <div class="radios">
-      ${options.map((option) => html`<label class="check"><input type="checkbox" name=${id} checked=${held.includes(option)} onBlur=${() => form.touch(path)} onChange=${(event) => choose(option, event.target.checked)} /><span>${shown(option)}</span></label>`)}
-    </div>
   <//>`;
 }
 
