@@ -178,10 +178,7 @@ class Inbox:
         if question.run_id not in self._places:
             try:
                 row = await self._journal.runs.get(question.run_id)
-            except (
-                RunUnknown,
-                JournalAltered,
-            ):  # it is a program's own, was deleted just now, or was altered
+            except (RunUnknown, JournalAltered):  # a program's own, or deleted just now, or altered
                 return None
             is_gateway = row.record.prompt.startswith(GATEWAY) and not row.record.app
             key = self._threads.key_of(row)
