@@ -263,6 +263,10 @@ def test_questions_of_one_turn_are_allowed_together_once_each_was_on_screen(page
     expect(asked.first.get_by_role("heading")).to_be_in_viewport()
     together = page.get_by_role("button", name="Allow these 2 once")
     for question in asked.all():
+        expect(
+            question.get_by_role("button", name="Allow once")
+        ).to_be_enabled()  # the delay of new questions is over
+    for question in asked.all():
         expect(together).to_be_disabled()
         for part in (question.get_by_role("heading"), question.get_by_role("button", name="Allow once")):
             part.scroll_into_view_if_needed()
