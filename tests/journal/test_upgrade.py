@@ -60,6 +60,12 @@ def name(kind: str, tmp_path: Path, world: object) -> str:
     return released.restore(kind, 13, tmp_path / "journal")
 
 
+@pytest.fixture(params=released.VERSIONS)
+def written(kind: str, request: pytest.FixtureRequest, tmp_path: Path, world: object) -> str:
+    """Restore the journal that any release wrote, and return its name."""
+    return released.restore(kind, request.param, tmp_path / "journal")
+
+
 @pytest.fixture
 def file(tmp_path: Path, world: object) -> Path:
     """Restore the journal of schema 13 in a file."""
@@ -126,11 +132,13 @@ def test_an_old_journal_is_opened_only_after_an_upgrade_which_the_error_names(na
     released.opened(name).close()
 
 
-async def test_everything_that_was_recorded_verifies_and_is_read(name: str, world: Callable[[], list[str]]):
+async def test_everything_that_was_recorded_verifies_and_is_read(
+    written: str, world: Callable[[], list[str]]
+):
     """After the upgrade, every record verifies, and runs, sessions, files and blobs are what they were."""
     shop = released.shop()
-    upgrade(name)
-    with closing(released.opened(name)) as journal:
+    upgrade(written)
+    with closing(released.opened(written)) as journal:
         found = await journal.runs.verify()
         assert (found.altered, found.imported) == ([], ["imported"])
         for row in await journal.runs.list(limit=100):
@@ -167,7 +175,7 @@ RESUMED: Sequence[tuple[str, tuple[Any, ...], str | None, str, list[str]]] = [
     ("run_id", "answers", "files", "text", "did"), RESUMED, ids=[each[0] for each in RESUMED]
 )
 async def test_unfinished_runs_go_on_where_they_were(
-    name: str,
+    written: str,
     world: Callable[[], list[str]],
     run_id: str,
     answers: Any,
@@ -177,8 +185,8 @@ async def test_unfinished_runs_go_on_where_they_were(
 ):
     """A parked run takes its answer, and a run whose process was killed goes on. What had been done is not done again."""
     shop = released.shop()
-    upgrade(name)
-    with closing(released.opened(name)) as journal:
+    upgrade(written)
+    with closing(released.opened(written)) as journal:
         prompt = shop.advised if run_id == "advises" else shop.prompt
         workspace = None if files is None else Workspace(files)
         assert await resume(journal, run_id, *answers, prompt=prompt, files=workspace) == text
@@ -187,10 +195,10 @@ async def test_unfinished_runs_go_on_where_they_were(
     assert world() == did
 
 
-async def test_votes_count_after_the_upgrade(name: str, world: Callable[[], list[str]]):
+async def test_votes_count_after_the_upgrade(written: str, world: Callable[[], list[str]]):
     """A vote that was cast before the upgrade counts together with one that is cast after it."""
-    upgrade(name)
-    with closing(released.opened(name)) as journal:
+    upgrade(written)
+    with closing(released.opened(written)) as journal:
         (question,) = await journal.questions.open("votes")
         cast = Vote(
             question_id=question.id, digest=question.digest, by="cid", roles=("approver",), approved=True, at=2.0
@@ -210,10 +218,10 @@ def answer_with(question: Question, votes: Sequence[Vote]) -> Answer:
     return Answer(question_id=question.id, digest=question.digest, by=by, value=APPROVED, votes=tuple(votes))
 
 
-async def test_a_queued_run_is_adopted_and_executed(name: str, world: Callable[[], list[str]]):
+async def test_a_queued_run_is_adopted_and_executed(written: str, world: Callable[[], list[str]]):
     """A run that was queued for the old code waits for a worker of the new code, once it was adopted."""
-    upgrade(name)
-    with closing(released.opened(name)) as journal:
+    upgrade(written)
+    with closing(released.opened(written)) as journal:
         app = FleetApp.load("released_shop.py:prompt")
         await journal.queue.adopt("queued", app.queue)
         runner, stop = Runner(journal, [app]), asyncio.Event()
@@ -225,11 +233,11 @@ async def test_a_queued_run_is_adopted_and_executed(name: str, world: Callable[[
     assert world() == ["paid hire"]
 
 
-async def test_calls_are_undone_and_stay_undone(name: str, world: Callable[[], list[str]]):
+async def test_calls_are_undone_and_stay_undone(written: str, world: Callable[[], list[str]]):
     """A call that was recorded before the upgrade is undone after it; one that was undone already is not undone twice."""
     shop = released.shop()
-    upgrade(name)
-    with closing(released.opened(name)) as journal:
+    upgrade(written)
+    with closing(released.opened(written)) as journal:
         books: Any = Workspace("books")
         (unit,) = await journal.calls.load("again")
         done = await runs.undo(journal, "again", unit.call_id, books)

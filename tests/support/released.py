@@ -19,6 +19,8 @@ from support import postgres
 FOLDER = Path(__file__).parents[1] / "journal/released"
 """The folder of the journals and of `released_shop`, the app of their runs."""
 KINDS = ("sqlite", "postgres")
+VERSIONS = (13, 17)
+"""The schemas of the releases whose journals are kept here."""
 
 
 def restore(kind: str, version: int, folder: Path) -> str:
