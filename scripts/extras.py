@@ -241,6 +241,66 @@ def procrastinate() -> str:
     return "a dispatcher was created"
 
 
+def notify() -> str:
+    """Check that apprise knows a receiver of its own. Nothing is sent."""
+    from handrail.notify.address import Address
+    from handrail.notify.sender import check
+
+    asyncio.run(check(Address("json://127.0.0.1/questions")))
+    return "apprise knows a receiver"
+
+
+def otel() -> str:
+    """Check that a run becomes spans, and that the exporters of spans and metrics can be imported."""
+    from handrail import telemetry
+
+    telemetry.start  # noqa: B018 # raises without the extra
+    trace, export = (import_module(f"opentelemetry.sdk.trace{each}") for each in ("", ".export"))
+    memory = import_module("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
+    provider = trace.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(memory))
+    with telemetry.start(
+        tracer_provider=provider, meter_provider=import_module("opentelemetry.sdk.metrics").MeterProvider()
+    ):
+        Adapter(ScriptedModel(["done"])).evaluate(Prompt("p", "Answer."), "Hello").wait()
+    for each in (
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry.exporter.prometheus",
+    ):
+        import_module(each)
+    names = [each.name for each in memory.get_finished_spans()]
+    assert "invoke_agent p" in names, names
+    return "a run was observed"
+
+
+def evals() -> str:
+    """Check that pydantic-evals evaluates an agent."""
+    from handrail import Agent
+    from handrail.evals import AgentTask, DeniedCalls
+
+    pydantic_evals = import_module("pydantic_evals")
+    task = AgentTask(Agent(ScriptedModel(["done"]), "Answer."))
+    cases = [pydantic_evals.Case(name="one", inputs="Hello", evaluators=[DeniedCalls([])])]
+    dataset = pydantic_evals.Dataset(name="trial", cases=cases)
+    report = asyncio.run(dataset.evaluate(task, lifecycle=task.lifecycle, progress=False))
+    assert [each.output for each in report.cases] == ["done"], report
+    return "a case was evaluated"
+
+
+def inspect() -> str:
+    """Check that a tool becomes one of Inspect's."""
+    from handrail import open_gate, tool
+    from handrail.evals import inspect_tools
+
+    @tool(effect="pure")
+    def double(n: int) -> int:
+        """Double a number."""
+        return 2 * n
+
+    assert len(inspect_tools(lambda: open_gate([double]))) == 1
+    return "a tool became one of Inspect's"
+
+
 USES: dict[str, Callable[[], str]] = {
     use.__name__: use
     for use in (
@@ -257,6 +317,10 @@ USES: dict[str, Callable[[], str]] = {
         postgres,
         dbos,
         procrastinate,
+        notify,
+        otel,
+        evals,
+        inspect,
     )
 }
 

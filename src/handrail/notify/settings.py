@@ -5,8 +5,10 @@ from __future__ import annotations
 from handrail.concurrency.deadline import is_span
 from handrail.errors import DefinitionError
 from handrail.notify.address import Address
+from handrail.text.spelling import checked_arguments
 
 
+@checked_arguments
 class Notify:
     """When people are told that a question of an app waits, and where else. A module that is served defines it as `notify`.
 
