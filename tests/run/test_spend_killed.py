@@ -41,6 +41,8 @@ def spend(mode: str, where: str, folder: Path, cap: int, given: Sequence[str], d
     ]
     printed = ""
     for process, at in zip(started, die, strict=True):
+        if not at:
+            (folder / "over").touch()  # those that were killed are listed first
         out, err = process.communicate(PATIENCE)
         assert process.returncode == (-9 if at else 0), err
         printed += out
