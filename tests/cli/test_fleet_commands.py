@@ -89,8 +89,9 @@ def test_the_list_says_which_run_has_a_workspace_and_which_waits_for_it(journal:
     run = submitted("keep x", "--files", "workspace:shelf")
     announce(journal, run["queue"])
     assert waits_for() == ["", "the workspace shelf, which tidy has"]
-    [first, second] = handrail("runs", "list").splitlines()[1:]
-    assert (first.split("\t")[-3], second.split("\t")[-3]) == ("shelf", "")
+    [columns, first, second] = [line.split("\t") for line in handrail("runs", "list").splitlines()]
+    at = columns.index("WORKSPACE")
+    assert (first[at], second[at]) == ("shelf", "")
     assert [each["workspaces"] for each in json.loads(handrail("runs", "list", "--json"))["runs"]] == [
         ["shelf"],
         [],
