@@ -119,6 +119,15 @@ def timeline(page: Page, server: Served) -> None:
     page.wait_for_timeout(500)
 
 
+def timeline_call(page: Page, server: Served) -> None:
+    """Look at a call that changed a file."""
+    chat(page, server)
+    page.get_by_role("tab", name="Timeline").click()
+    page.get_by_label("Run").select_option(index=0)
+    page.get_by_role("treeitem", name="edit_file").click()
+    page.get_by_role("dialog").get_by_text("Changes").wait_for()
+
+
 def reconnecting(page: Page, server: Served) -> None:
     chat(page, server)
     server.stop()
@@ -249,6 +258,9 @@ PICTURES: dict[str, tuple[Scene, str, Size]] = {
     "paused": (paused, "light", WIDE),
     "paused-phone": (paused, "dark", PHONE),
     "background-begun": (background, "light", WIDE),
+    "timeline-call": (timeline_call, "light", WIDE),
+    "timeline-call-dark": (timeline_call, "dark", WIDE),
+    "timeline-call-phone": (timeline_call, "light", PHONE),
     "reconnecting": (reconnecting, "light", WIDE),
     "menu-phone": (menu, "light", PHONE),
 }

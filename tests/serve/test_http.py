@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from handrail import MemoryJournal
 from handrail.errors import DefinitionError, JournalAltered, JournalError
+from handrail.ids import trace_of
 from handrail.mcp.http import LIMITS
 from handrail.schema.problems import location_of
 from handrail.serve import asgi
@@ -60,7 +61,10 @@ async def test_a_thread_is_begun_followed_listed_and_forgotten(tmp_path: Path):
         [line] = (await client.ask("GET", "/threads?limit=5")).json["threads"]
         assert (line["id"], line["title"], line["status"], line["runs"]) == ("a", "hello", "idle", 1)
         assert line["usage"]["requests"] == 1
-        assert (await client.ask("GET", f"/threads/a/runs/{run_id}")).json["turns"][0]["text"]
+        tree = (await client.ask("GET", f"/threads/a/runs/{run_id}")).json
+        [turn] = tree["turns"]
+        assert (turn["said"], turn["text"]) == (["hello"], "You said: hello")
+        assert tree["trace_id"] == trace_of(run_id)
         [run] = (await client.ask("GET", "/runs")).json["runs"]
         assert (run["id"], run["thread_id"]) == (run_id, "a")
         assert (await client.ask("DELETE", "/threads/a")).status == 200

@@ -17,6 +17,7 @@ from handrail import Prompt, ScriptedModel, ToolContext, tool
 from handrail.errors import UndoRefused
 from handrail.messages import AssistantMessage, Price, Traits, UserMessage
 from handrail.models.scripted import Reply
+from handrail.runs import show
 from handrail.serve import snapshots
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.snapshots import file_changes
@@ -258,6 +259,10 @@ async def test_what_a_client_said_elsewhere_survives(tmp_path: Path) -> None:
         assert after["messages"][: len(before["messages"])] == before["messages"]
         assert [m["content"] for m in after["messages"] if m["role"] != "tool"][:2] == ["earlier", "indeed"]
         assert len({m["id"] for m in after["messages"]}) == len(after["messages"])
+        messages = await thread.run_messages(await thread.rows())
+        trees = [snapshots.run_tree(await show(app.journal, run["id"]), messages) for run in after["runs"]]
+        said = [[turn["said"] for turn in tree["turns"]] for tree in trees]
+        assert said == [[[plan("one")]], [[plan([["choose", {}]], "two")], []]]
 
 
 async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> None:
@@ -278,6 +283,9 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
         [agent] = shown["subagents"]
         assert (agent["name"], agent["parent_call_id"], agent["status"]) == ("helper", call_id, "ok")
         assert shown["calls"][call_id]["usage"]["requests"] == 1
+        tree = snapshots.run_tree(await show(app.journal, shown["runs"][0]["id"]))
+        [call] = tree["turns"][0]["calls"]
+        assert call["usage"] == call["runs"][0]["usage"] == shown["calls"][call_id]["usage"]
 
 
 async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ async def test_a_message_is_told_while_the_run_works(tmp_path: Path):
         assert [each["content"] for each in users] == here.said
         assert len({each["id"] for each in users}) == 3
         assert await here.listed() == [("in metres", "told"), ("and then stop", "told")]
+        turns = (await here.client.ask("GET", f"/threads/t/runs/{here.run_id}")).json["turns"]
+        assert [turn["said"] for turn in turns] == [["work"], ["in metres"], ["and then stop"]]
 
 
 async def test_a_message_is_edited_and_withdrawn_until_it_is_told(tmp_path: Path):

@@ -727,7 +727,7 @@ class Routes:
         found = await runs.show(self._journal, request.path_params["run_id"])
         if found.row.record.session_id != thread.session_id:
             raise RunUnknown(request.path_params["run_id"])
-        return JSONResponse(snapshots.run_tree(found))
+        return JSONResponse(snapshots.run_tree(found, await thread.run_messages(await thread.rows())))
 
     async def runs(self, request: Request) -> Response:
         found = await self._journal.runs.list(

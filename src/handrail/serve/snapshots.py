@@ -13,6 +13,7 @@ import msgspec
 
 from handrail import runs
 from handrail.errors import JournalAltered
+from handrail.ids import trace_of
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow
 from handrail.messages import AssistantMessage, Usage
@@ -41,6 +42,7 @@ from handrail.serve.thread_messages import (
     render_joined,
     render_open,
     render_thread,
+    said_before_answers,
     without_compactions,
 )
 
@@ -418,11 +420,16 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         facts["attachments"] = facts_of(call.attachments)
     if call.status not in ("ok", "open") and call.message:
         facts["reason"] = call.message
-    turns = [turn for nested in _runs_inside(call) for turn in nested.turns]
-    if turns:
-        usage, cost = total(turns, (request for turn in turns for request in turn.summaries))
-        facts |= {"usage": usage_json(usage), "cost": format_cost(cost)}
-    return facts
+    return facts | _spent_json(_runs_inside(call))
+
+
+def _spent_json(nested: Iterable[NestedRun]) -> dict[str, Any]:
+    """Return the usage and cost of nested runs; nothing if they have no answers."""
+    turns = [turn for run in nested for turn in run.turns]
+    if not turns:
+        return {}
+    usage, cost = total(turns, (request for turn in turns for request in turn.summaries))
+    return {"usage": usage_json(usage), "cost": format_cost(cost)}
 
 
 def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
@@ -467,13 +474,16 @@ def _nested_status(run: NestedRun, call: CallNode) -> str:
     return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"
 
 
-def run_tree(found: RunTree) -> dict[str, Any]:
-    """Return a run as a JSON tree, for the timeline."""
+def run_tree(found: RunTree, messages: Sequence[RunMessage] = ()) -> dict[str, Any]:
+    """Return a run as a JSON tree, for the timeline. Each turn has what people said before it, as far as `messages` has it."""
     line = run_line(found.row, found)
     turns = [_turn_json(each) for each in found.turns]
     if found.outcome.unanswered is not None:
         turns.append(_unanswered_json(found.steps + 1, found.outcome.unanswered))
-    return {**line, "turns": turns}
+    run_id = found.row.record.id
+    for turn, said in zip(turns, said_before_answers(messages, run_id), strict=False):
+        turn["said"] = said
+    return {**line, "trace_id": trace_of(run_id, found.begin.traceparent), "turns": turns}
 
 
 def _unanswered_json(number: int, unanswered: Unanswered) -> dict[str, Any]:
@@ -536,10 +546,12 @@ def _call_json(call: CallNode) -> dict[str, Any]:
             }
             for asked in call.questions
         ],
+        **_spent_json(_runs_inside(call)),
         "calls": [_call_json(inner) for inner in call.calls],
         "runs": [
             {
                 "name": run.name,
+                **_spent_json([run]),
                 "turns": [_turn_json(inner) for inner in run.turns],
                 "calls": [_call_json(inner) for inner in run.calls],
             }

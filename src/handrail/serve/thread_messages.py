@@ -227,6 +227,18 @@ def said_by_people(messages: Sequence[RunMessage]) -> Iterator[tuple[str, str]]:
             yield id, message.text
 
 
+def said_before_answers(messages: Sequence[RunMessage], run_id: str) -> list[list[str]]:
+    """Return what people said to a run before each of its answers, and last what they said after them."""
+    before: list[list[str]] = [[]]
+    start = _starts(messages).get(run_id, 0)
+    for each, message in messages[start:]:
+        if each == run_id and isinstance(message, AssistantMessage):
+            before.append([])
+        elif each == run_id and isinstance(message, UserMessage) and message.text and not message.by_run:
+            before[-1].append(message.text)
+    return before
+
+
 def _starts(messages: Sequence[RunMessage]) -> Mapping[str, int]:
     """Return where each run starts: with the message of the user that started it. Before that, it has history that a client supplied."""
     return {

@@ -611,6 +611,10 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
     page.keyboard.press("Escape")
     page.get_by_role("tab", name="Timeline").click()
     expect(page.get_by_role("tabpanel")).to_contain_text("edit_file")
+    page.get_by_role("treeitem").first.click()
+    expect(page.get_by_role("dialog")).to_contain_text(
+        re.compile("Trace *[0-9a-f]{32}.*A person wrote *edit")
+    )
     page.reload()
     expect(page.get_by_role("tab", name="Timeline")).to_have_attribute("aria-selected", "true")
 

@@ -139,6 +139,70 @@ def test_the_keyboard_walks_the_spans(shown: Widgets):
     expect(page.locator(".timeline-detail")).to_contain_text("write · ok · 2 d · waited 2 d for approval")
 
 
+def details(shown: Widgets, name: str) -> Locator:
+    return shown.page.get_by_role("dialog", name=name)
+
+
+WRITE = call(
+    "write", 2, 1, arguments='{"path": "notes.md", "password": "***"}', message="wrote 2 lines", decision="ask",
+    diff="diff --git a/notes.md b/notes.md\n--- a/notes.md\n+++ b/notes.md\n@@ -1 +1 @@\n-one\n+two\n",
+    effects=["mail"], usage={"input": 2400, "output": 160}, cost="0.0024",
+)  # fmt: skip
+ASKED = {
+    **turn(1, 0, 2, WRITE, call("read", 2, 0.5, arguments="{}")),
+    "said": ["Write it."],
+    "text": "I will.",
+}
+ANSWERED = {**turn(2, 4, 1), "said": ["And be quick."], "text": "It is written."}
+
+
+def test_a_click_shows_everything_about_a_call(shown: Widgets):
+    """A call's arguments, result, diff, cost and trace are shown, each as text. The focus returns to the call."""
+    shown.show("timeline", tree={**tree(ASKED, ANSWERED), "trace_id": "a" * 32})
+    items(shown).nth(1).click()
+    found = details(shown, "write")
+    for text in (
+        "notes.md",
+        "***",
+        "wrote 2 lines",
+        "$0.0024",
+        "2,400 in, 160 out",
+        "a" * 32,
+        "mail can’t be undone",
+    ):
+        expect(found).to_contain_text(text)
+    expect(found.get_by_role("region", name="Changes to notes.md")).to_contain_text("two")
+    shown.page.keyboard.press("Escape")
+    expect(found).to_have_count(0)
+    expect(items(shown).nth(1)).to_be_focused()
+    shown.page.locator("svg .bar").nth(2).locator(".body").click()
+    expect(details(shown, "read")).to_be_visible()
+
+
+def test_enter_shows_the_request_and_the_answer_of_a_turn(shown: Widgets):
+    """A turn shows what was new in its request: what people said, and the results of the calls before. Its calls can be opened."""
+    shown.show("timeline", tree=tree(ASKED, ANSWERED))
+    items(shown).first.press("Enter")
+    found = details(shown, "Turn 1")
+    assert re.search("New in the request.*Write it..*Answer.*I will.", found.inner_text(), re.DOTALL)
+    found.get_by_role("list", name="Calls").get_by_role("button", name="read").press("Enter")
+    expect(details(shown, "read")).to_contain_text("ok")
+    shown.page.keyboard.press("Escape")
+    items(shown).last.press("Enter")
+    told = details(shown, "Turn 2").inner_text()
+    assert re.search(
+        "New in the request.*write returned.*wrote 2 lines.*And be quick..*It is written.", told, re.DOTALL
+    )
+
+
+def test_a_chevron_folds_without_opening(shown: Widgets):
+    """A click on the chevron of a span folds what is inside it, and shows no details."""
+    shown.show("timeline", tree=RUN)
+    items(shown).nth(3).locator(".span-fold").click()
+    expect(items(shown)).to_have_count(7)
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+
+
 def test_status_is_not_colour_alone(shown: Widgets):
     """A failed call is marked by a sign beside its name, a cross at its bar and a status in words, not by colour alone."""
     shown.show("timeline", tree=RUN)

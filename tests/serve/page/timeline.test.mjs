@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axisOf, lasting, ticksOf } from "../../../src/handrail/serve/page/timeline/axis.js";
+import { axisOf, labelsOf, lasting } from "../../../src/handrail/serve/page/timeline/axis.js";
 import { spansOf } from "../../../src/handrail/serve/page/timeline/spans.js";
 
 const DAY = 86400;
@@ -16,6 +16,14 @@ test("parents come before their children, which are one level deeper", () => {
     ["Turn 1", "turn", 0], ["ask", "call", 0], ["log", "call", 1], ["helper", "run", 1], ["Turn 1", "turn", 2], ["fetch", "call", 2],
   ]);
   assert.deepEqual([spans[3].start, spans[3].end], [3, 5]);
+});
+
+test("calls come in the order in which they began, with what is inside each", () => {
+  const inner = { name: "helper", turns: [turn(1, 2, 0.1, [call("c", 2.1, 1)])], calls: [call("b", 1.5, 0.1)] };
+  const outer = call("late", 1, 5, { runs: [inner], calls: [call("d", 4, 1), call("a", 1.2, 0.1)] });
+  const spans = spansOf({ status: "done", turns: [turn(1, 0, 0.1, [outer, call("early", 0.5, 9)])] }, 0);
+  assert.deepEqual(spans.map((span) => span.label), ["Turn 1", "early", "late", "a", "helper", "b", "Turn 1", "c", "d"]);
+  assert.deepEqual(spans[1].record.tool, "early");
 });
 
 test("a turn has the failures that came before its answer", () => {
@@ -86,30 +94,32 @@ test("an axis with one span works, even if the span has no length", () => {
   for (const length of [0, 1e-6, 3 * DAY]) {
     const axis = axisOf(spansOf({ status: "done", turns: [turn(1, 100, length)] }, 0));
     assert.equal(axis.at(100), 0);
-    assert.ok(ticksOf(axis, 0.1).length >= 1);
-    assert.ok(ticksOf(axis, 0.1).length <= 11);
+    assert.ok(labelsOf(axis, 760).length >= 1);
+    assert.ok(labelsOf(axis, 760).length <= 11);
   }
 });
 
 test("ticks keep their distance and have distinct, readable labels", () => {
   for (const length of [0.004, 0.3, 7, 95, 4000, 90_000, 40 * DAY]) {
-    const marks = ticksOf(axisOf(spansOf({ status: "done", turns: [turn(1, 0, length)] }, 0)), 0.1);
-    for (let at = 1; at < marks.length; at += 1) assert.ok(marks[at].x - marks[at - 1].x >= 0.1 - 1e-9);
+    const marks = labelsOf(axisOf(spansOf({ status: "done", turns: [turn(1, 0, length)] }, 0)), 760);
+    for (let at = 1; at < marks.length; at += 1) assert.ok(marks[at].x - marks[at - 1].x >= 76 - 1e-9);
     assert.ok(marks.length >= 3, `${length}: ${marks.map((mark) => mark.words)}`);
     assert.equal(new Set(marks.map((mark) => mark.words)).size, marks.length, marks.map((mark) => mark.words).join());
   }
 });
 
-test("no label touches another one, however short the stretches between the breaks are", () => {
-  for (const lasts of [[0.05, 2], [2, 0.05], [0.01, 0.01, 3, 0.01], [1, 1, 1]]) {
-    const turns = lasts.map((seconds, place) => turn(place + 1, 15 * place, seconds));
-    const axis = axisOf(spansOf({ status: "done", turns }, 0));
-    const middles = axis.stretches.filter((one) => one.broken).map((one) => one.x + one.width / 2);
-    for (const gap of [0.05, 0.1, 0.25]) {
-      const ticks = ticksOf(axis, gap).map((mark) => mark.x);
-      for (const [place, x] of ticks.entries()) {
-        if (place) assert.ok(x - ticks[place - 1] >= gap * 0.6 - 1e-9);
-        for (const middle of middles) assert.ok(x > middle || x + gap * 0.6 < middle, `${x} touches the break at ${middle}`);
+test("no label touches another one or is cut off, however short the stretches between the breaks are", () => {
+  for (const lasts of [[0.05, 2], [2, 0.05], [0.01, 0.01, 3, 0.01], [1, 1, 1], [0.1, 0.1]]) {
+    for (const apart of [15, 86_399, 2 * DAY + 50_000]) {
+      const turns = lasts.map((seconds, place) => turn(place + 1, apart * place, seconds));
+      const axis = axisOf(spansOf({ status: "done", turns }, 0));
+      for (const width of [90, 220, 760]) {
+        const labels = labelsOf(axis, width).sort((a, b) => a.left - b.left);
+        assert.ok(labels.some((label) => label.broken), `${apart} ${width}`);
+        for (const [place, { left, long, words }] of labels.entries()) {
+          assert.ok(long >= 7.5 * words.length && left >= 0 && left + long <= width, `${words} is cut off`);
+          if (place) assert.ok(left > labels[place - 1].left + labels[place - 1].long, `${words} touches ${labels[place - 1].words}`);
+        }
       }
     }
   }

@@ -1,8 +1,10 @@
 // The timeline of a run: spans on a time axis, and beside them the same spans as a tree of text, for the keyboard and
-// for screen readers.
+// for screen readers. A click or Enter shows everything about a span.
 
+import { Sheet } from "./sheet.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { axisOf, lasting } from "./timeline/axis.js";
+import { Details } from "./timeline/details.js";
 import { Picture } from "./timeline/picture.js";
 import { isGoing, spansOf } from "./timeline/spans.js";
 
@@ -21,12 +23,18 @@ function Spans({ tree, spans }) {
   const [zoom, setZoom] = useState(1);
   const [current, setCurrent] = useState(null); // the id that has the focus
   const [pointed, setPointed] = useState(null); // the id under the pointer
+  const [opened, setOpened] = useState(null); // the id of the span whose details are shown
   const scroll = useRef(null);
   const width = useWidth(scroll);
   const axis = useMemo(() => axisOf(spans), [spans]);
   const visible = useMemo(() => unfolded(spans, folded), [spans, folded]);
   const at = Math.max(0, visible.findIndex((span) => span.id === current));
   const shown = visible.find((span) => span.id === pointed) ?? visible[at];
+  const detailed = spans.find((span) => span.id === opened);
+  const open = (id) => {
+    setCurrent(id);
+    setOpened(id);
+  };
   const fold = (span, shut) => setFolded((before) => {
     const next = new Set(before);
     if (shut) next.add(span.id);
@@ -49,16 +57,24 @@ function Spans({ tree, spans }) {
       </div>
     </div>
     <div class="timeline-grid" onPointerLeave=${() => setPointed(null)}>
-      <${Tree} visible=${visible} at=${at} folded=${folded} start=${axis.start} go=${setCurrent} fold=${fold} point=${setPointed} />
+      <${Tree} visible=${visible} at=${at} folded=${folded} start=${axis.start} go=${setCurrent} open=${open} fold=${fold} point=${setPointed} />
       <div class="timeline-scroll" ref=${scroll}>
         <${Picture} visible=${visible} axis=${axis} width=${Math.max(1, width * zoom)} words=${pictureWords(tree, spans, axis)}
-          marked=${visible.indexOf(shown)} point=${setPointed} choose=${setCurrent} />
+          marked=${visible.indexOf(shown)} point=${setPointed} choose=${open} />
       </div>
     </div>
     <p class="timeline-detail">${detailOf(shown, axis.start)}</p>
     ${tree.error && html`<p class="timeline-error"><span class="span-sign status-error" aria-hidden="true">${SIGNS.error}</span> ${tree.error}</p>`}
     <${Legend} spans=${spans} axis=${axis} />
+    <${Sheet} open=${Boolean(detailed)} onClose=${() => setOpened(null)} label=${detailed?.label ?? "Details"} side="right">
+      ${detailed && html`<${Details} key=${opened} span=${detailed} within=${callsOf(detailed, spans)} trace=${tree.trace_id} start=${axis.start} open=${open} />`}
+    <//>
   </section>`;
+}
+
+/** The calls that a turn made, in the order in which they began. */
+function callsOf(turn, spans) {
+  return turn.kind === "turn" ? spans.filter((span) => turn.record.calls.includes(span.record)) : [];
 }
 
 /** The spans whose parents are all expanded. */
@@ -75,7 +91,7 @@ export const SIGNS = {
   ok: "✓", error: "✕", denied: "⊘", cancelled: "–", "timed out": "◔", invalid: "!", conflict: "≠", waiting: "?", running: "…",
 };
 
-function Tree({ visible, at, folded, start, go, fold, point }) {
+function Tree({ visible, at, folded, start, go, open, fold, point }) {
   const list = useRef(null);
   const moved = useRef(false);
   useLayoutEffect(() => {
@@ -89,7 +105,8 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
     if (to === null) return;
     event.preventDefault();
     moved.current = true;
-    if (to === "open" || to === "shut") fold(span, to === "shut");
+    if (to === "details") open(span.id);
+    else if (to === "open" || to === "shut") fold(span, to === "shut");
     else go(visible[to].id);
   };
   return html`<ul class="timeline-tree" role="tree" aria-label="What happened" ref=${list} onKeyDown=${walk}>
@@ -99,11 +116,14 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
       onFocus=${() => place !== at && go(span.id)} onPointerEnter=${() => point(span.id)}
       onClick=${() => {
         moved.current = true;
-        go(span.id);
-        if (span.children && place === at) fold(span, !folded.has(span.id));
+        open(span.id);
       }}>
       <span class=${`span-indent depth-${Math.min(span.depth, 8)}`}></span>
-      ${span.children && html`<span class="chevron" aria-hidden="true"></span>`}
+      ${span.children && html`<span class="span-fold" aria-hidden="true" onClick=${(event) => {
+        event.stopPropagation();
+        go(span.id);
+        fold(span, !folded.has(span.id));
+      }}><span class="chevron"></span></span>`}
       ${span.kind === "call" && html`<span class=${`span-sign status-${wordOf(span.status)}`} aria-hidden="true">${span.reversed.length ? "↶" : (SIGNS[span.status] ?? "•")}</span>`}
       ${span.failed?.length > 0 && html`<span class="span-sign status-error" aria-hidden="true">${SIGNS.error}</span>`}
       <span class="span-label">${span.label}${typeof span.leftOut === "number" ? " · compacted" : ""}</span>
@@ -111,7 +131,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
   </ul>`;
 }
 
-/** What a key does: an index in the list, "open", "shut", or null if it does nothing. */
+/** What a key does: an index in the list, "open", "shut", "details", or null if it does nothing. */
 function target(key, visible, at, folded) {
   const span = visible[at];
   const parent = visible.findIndex((one) => one.id === span.parent);
@@ -126,8 +146,7 @@ function target(key, visible, at, folded) {
     case "ArrowLeft":
       if (span.children && !folded.has(span.id)) return "shut";
       return parent >= 0 ? parent : at;
-    case "Enter": case " ":
-      return span.children ? (folded.has(span.id) ? "open" : "shut") : at;
+    case "Enter": case " ": return "details";
     default: return null;
   }
 }

@@ -71,29 +71,41 @@ const STEPS = [
   86400, 172800, 604800, 2592000,
 ];
 
+const TICK_EVERY = 76; // pixels
+const LETTER = 8.25; // pixels: the letters of a label are no wider on average
+const APART = 6; // pixels between two labels
+
 /**
- * Ticks on the axis. In each stretch they are at least `gap` of the width apart. A tick is left out if its label would
- * touch that of another tick or of a break. A label shows the time since the run started. After a break it has a plus,
- * and shows the time since the break.
- * @returns {{x: number, words: string}[]}
+ * The labels above an axis that is `width` pixels wide: the durations of the breaks, and ticks in the other stretches. A
+ * label is left out if it would be cut off or touch another one. A tick shows the time since the run started. After a
+ * break it has a plus, and shows the time since the break.
+ * @returns {{x: number, left: number, long: number, words: string, broken: boolean}[]}  in pixels; `x` is the place that is meant
  */
-export function ticksOf(axis, gap) {
-  const room = gap * 0.6; // the width of a label
-  const breaks = axis.stretches.filter((one) => one.broken).map((one) => one.x + one.width / 2);
-  const marks = [];
+export function labelsOf(axis, width) {
+  const labels = [];
+  const add = (x, left, words, broken) => {
+    const long = words.length * LETTER;
+    const free = left >= 0 && left + long <= width && labels.every((one) => left >= one.left + one.long + APART || left + long + APART <= one.left);
+    if (free) labels.push({ x, left, long, words, broken });
+  };
+  for (const one of axis.stretches.filter(({ broken }) => broken)) {
+    const words = lasting(one.end - one.start);
+    const middle = (one.x + one.width / 2) * width;
+    const half = (words.length * LETTER) / 2;
+    add(middle, Math.min(Math.max(0, middle - half), width - 2 * half), words, true);
+  }
   for (const one of axis.stretches) {
     const lasted = one.end - one.start;
     if (one.broken || lasted <= 0) continue;
-    const step = STEPS.find((size) => (size / lasted) * one.width >= gap) ?? Infinity;
+    const step = STEPS.find((size) => (size / lasted) * one.width * width >= TICK_EVERY) ?? Infinity;
     const sign = one.x > 0 ? "+" : "";
     for (let at = 0; at * step <= lasted || at === 0; at += 1) {
       const time = at ? at * step : 0;
-      const x = one.x + (time / lasted) * one.width;
-      const free = x + room <= 1 && x >= (marks.at(-1)?.x ?? -1) + room && breaks.every((middle) => x > middle + room * 0.7 || x + room < middle - room * 0.7);
-      if (free) marks.push({ x, words: sign + tickWords(time, step) });
+      const x = (one.x + (time / lasted) * one.width) * width;
+      add(x, x + 3, sign + tickWords(time, step), false);
     }
   }
-  return marks;
+  return labels;
 }
 
 /** A time on the axis, with the precision of its step. */

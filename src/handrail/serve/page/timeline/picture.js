@@ -1,25 +1,25 @@
 // The SVG of a timeline: a row for each span. Status is shown by colour and mark, never by colour alone.
 
 import { html, useMemo, useState } from "../vendor/standalone.js";
-import { lasting, ticksOf } from "./axis.js";
+import { labelsOf, lasting } from "./axis.js";
 
 export const ROW = 26; // pixels; widgets.css uses the same height
 export const TOP = 28;
-const BAR = 12;
-const SIDE = 8; // padding at both ends
-const TICK_EVERY = 76; // pixels
+const BAR = 14;
+const SIDE = 8; // padding before the axis
+const END = 18; // and after it, for the mark behind the last bar
 
 let pictures = 0;
 
 export function Picture({ visible, axis, width, words, marked, point, choose }) {
   const [hatch] = useState(() => `hatch${(pictures += 1)}`);
   const height = TOP + visible.length * ROW + 6;
-  const inner = Math.max(1, width - 2 * SIDE);
+  const inner = Math.max(1, width - SIDE - END);
   const x = (time) => SIDE + axis.at(time) * inner;
   const drawn = useMemo(
     () => html`<g>
-      ${ticksOf(axis, Math.min(1, TICK_EVERY / inner)).map((mark) => tick(mark, inner, height))}
       ${axis.stretches.filter((one) => one.broken).map((one) => gap(one, inner, height))}
+      ${labelsOf(axis, inner).map((label) => above(label, height))}
       ${visible.map((span, at) => bar(span, TOP + at * ROW, x, width, hatch))}
     </g>`,
     [visible, axis, width],
@@ -40,13 +40,16 @@ export function Picture({ visible, axis, width, words, marked, point, choose }) 
   </svg>`;
 }
 
-function tick({ x, words }, inner, height) {
-  const at = Math.round(SIDE + x * inner) + 0.5;
-  return html`<g class="tick"><line x1=${at} y1=${TOP - 6} x2=${at} y2=${height} /><text x=${at + 3} y=${TOP - 12}>${words}</text></g>`;
+/** A label above the axis, with a line down from it if it is a tick. */
+function above({ x, left, words, broken }, height) {
+  const at = Math.round(SIDE + x) + 0.5;
+  const text = html`<text x=${SIDE + left} y=${TOP - 12}>${words}</text>`;
+  if (broken) return html`<g class="break">${text}</g>`;
+  return html`<g class="tick"><line x1=${at} y1=${TOP - 6} x2=${at} y2=${height} />${text}</g>`;
 }
 
-/** A shortened stretch: two torn edges, and its duration. */
-function gap({ x, width, start, end }, inner, height) {
+/** A shortened stretch, with two torn edges. */
+function gap({ x, width }, inner, height) {
   const left = SIDE + x * inner;
   const wide = width * inner;
   const edge = (at) => {
@@ -57,7 +60,6 @@ function gap({ x, width, start, end }, inner, height) {
   return html`<g class="break">
     <rect x=${left} y=${TOP - 4} width=${wide} height=${height - TOP} />
     <path d=${edge(left + 1)} /><path d=${edge(left + wide - 4)} />
-    <text x=${left + wide / 2} y=${TOP - 12} text-anchor="middle">${lasting(end - start)}</text>
   </g>`;
 }
 
@@ -90,7 +92,7 @@ function cross(x, y) {
 function duration(span, left, wide, y, width, room = 0) {
   const words = lasting(span.end - span.start);
   const long = words.length * 7.5 + 10;
-  const base = y + BAR - 2;
+  const base = y + BAR - 2.5;
   if (left + wide + room + long < width) return html`<text class="lasted" x=${left + wide + room + 5} y=${base}>${words}</text>`;
   if (left > long) return html`<text class="lasted" x=${left - 5} y=${base} text-anchor="end">${words}</text>`;
   if (span.kind === "run") return null;

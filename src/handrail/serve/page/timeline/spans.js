@@ -5,12 +5,12 @@
  *   id: string, kind: "turn"|"call"|"run", label: string, status: string, depth: number, parent: string|null,
  *   start: number, end: number, open: boolean, waits: {start: number, end: number, name: string, open: boolean}[],
  *   usage: {input: number, output: number, cached?: number}|null, cost: string|null, message: string, children: boolean,
- *   model?: string|null, leftOut?: number|null, failed?: {model: string, error: string}[], callId?: string, reversed?: string[],
- * }} Span  Times are seconds since 1970.
+ *   record: object, before?: object[], model?: string|null, leftOut?: number|null, failed?: {model: string, error: string}[], callId?: string, reversed?: string[],
+ * }} Span  Times are seconds since 1970. `record` is the span's part of the tree, and `before` are the calls of the turn before a turn.
  */
 
 /**
- * The spans of the tree that have a time, parents before children, in the order of the record.
+ * The spans of the tree that have a time, parents before children, and otherwise in the order in which they began.
  * @param {object} tree a run, as `GET /threads/{id}/runs/{run_id}` returns it
  * @param {number} now seconds since 1970: the end of open spans
  * @returns {Span[]}
@@ -19,7 +19,13 @@ export function spansOf(tree, now) {
   const goes = isGoing(tree);
   const made = { spans: [], now: goes ? now : lastTime(tree), goes };
   turnsInto(made, tree?.turns ?? [], "t", 0, null);
-  return made.spans;
+  return inOrder(made.spans);
+}
+
+function inOrder(spans) {
+  const inside = Map.groupBy(spans, (span) => span.parent);
+  const below = (parent) => (inside.get(parent) ?? []).toSorted((a, b) => a.start - b.start).flatMap((span) => [span, ...below(span.id)]);
+  return below(null);
 }
 
 /** Whether the run is active or waits for an answer. */
@@ -37,7 +43,7 @@ function turnsInto(made, turns, prefix, depth, parent) {
     const first = Math.min(...calls.map((call) => seconds(call.at) ?? Infinity));
     const end = Math.min(endOf(made, start, turn.seconds), Math.max(first, start));
     made.spans.push({
-      id, parent, depth, kind: "turn", label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: turn.answered === false ? "error" : "ok", start, end,
+      id, parent, depth, kind: "turn", record: turn, before: turns[at - 1]?.calls ?? [], label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: turn.answered === false ? "error" : "ok", start, end,
       open: made.goes && isOpen(turn) && !calls.length, waits: [], usage: turn.usage ?? null, cost: turn.cost ?? null,
       message: turn.text ?? "", failed: turn.failed ?? [], children: false, leftOut: turn.left_out ?? null,
     });
@@ -53,8 +59,8 @@ function callsInto(made, calls, prefix, depth, parent) {
     const end = endOf(made, start, call.seconds);
     const inner = [...(call.calls ?? []), ...(call.runs ?? []).flatMap((run) => [...(run.turns ?? []), ...(run.calls ?? [])])];
     made.spans.push({
-      id, parent, depth, kind: "call", label: call.tool, status: statusOf(made, call), start, end,
-      open: made.goes && isOpen(call), waits: waitsOf(call, start, end, inner), usage: null, cost: call.cost ?? null,
+      id, parent, depth, kind: "call", record: call, label: call.tool, status: statusOf(made, call), start, end,
+      open: made.goes && isOpen(call), waits: waitsOf(call, start, end, inner), usage: call.usage ?? null, cost: call.cost ?? null,
       message: call.message ?? "", callId: call.id, children: inner.length > 0, reversed: reversedBy(call),
     });
     callsInto(made, call.calls ?? [], `${id}.`, depth + 1, id);
@@ -86,7 +92,7 @@ function runInto(made, run, id, depth, parent) {
     return;
   }
   made.spans[at] = {
-    id, parent, depth, kind: "run", label: run.name ?? "run", status: inner.some((span) => span.open) ? "running" : "ok",
+    id, parent, depth, kind: "run", record: run, label: run.name ?? "run", status: inner.some((span) => span.open) ? "running" : "ok",
     start: Math.min(...inner.map((span) => span.start)), end: Math.max(...inner.map((span) => span.end)),
     open: inner.some((span) => span.open), waits: [], usage: sum(run.turns ?? []), cost: run.cost ?? null, message: "", children: true,
   };
