@@ -166,6 +166,43 @@ def test_changes_are_listed_newest_first(shown: Widgets):
     expect(first.get_by_role("table").first).to_be_visible()
 
 
+def test_the_files_are_a_tree_with_what_became_of_each(shown: Widgets):
+    """Each file that was changed has a word for it. When it is opened, it has the diff and the undo of each call that changed it."""
+    files = MemoryFilesystem({"docs/notes.md": "one\n", "gone.txt": "bye\n", "old.txt": "same\n"})
+    first, second = files.fork("first"), files.fork("second")
+    first.write("docs/notes.md", "two\n")
+    first.write("docs/deep/new.md", "hello\n")
+    second.delete("gone.txt")
+    second.move("old.txt", "moved.txt")
+    later = change(call_id="c2", tool="tidy", paths=["gone.txt", "old.txt", "moved.txt"], diff=second.diff())
+    shown.show(
+        "files",
+        changes=[
+            change(paths=["docs/notes.md", "docs/deep/new.md"], diff=first.diff()),
+            later,
+            change(call_id="c3", undone=True),
+        ],
+    )
+    page = shown.page
+    tree = page.get_by_role("group", name="Changed files")
+    expect(page.get_by_role("heading", name="Files")).to_have_text(
+        "Files 1 added, 1 changed, 1 moved, 1 removed"
+    )
+    for words in ("new.md added", "notes.md changed", "gone.txt removed", "moved.txt moved from old.txt"):
+        expect(tree.get_by_role("button", name=words)).to_be_visible()
+    tree.get_by_role("button", name="notes.md").press("Enter")
+    steps = tree.get_by_role("list", name="Changes to docs/notes.md").get_by_role("listitem")
+    expect(steps).to_have_count(1)
+    expect(file(page, "docs/notes.md")).to_contain_text("two")
+    expect(file(page, "docs/deep/new.md")).to_have_count(0)
+    steps.get_by_role("button", name="Undo write_file").click()
+    steps.get_by_role("group", name="Undo write_file?").get_by_role("button", name="Undo").click()
+    assert shown.said("undo") == ["c1"]
+    shown.update(changes=[change(undone=True)])
+    expect(page.get_by_role("heading", name="Files")).to_contain_text("as they were before")
+    expect(tree).to_have_count(0)
+
+
 def test_undo_asks_once_more(shown: Widgets):
     """The undo button is replaced by a confirmation that has the focus. Escape and Keep change nothing."""
     page = shown.page

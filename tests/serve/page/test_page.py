@@ -604,6 +604,9 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
     expect(page.get_by_role("tab", name="Files")).to_have_attribute("aria-selected", "true")
     expect(page.get_by_role("tab", name="Files")).to_be_focused()
     panel = page.get_by_role("tabpanel")
+    expect(
+        panel.get_by_role("group", name="Changed files").get_by_role("button", name="plan.md changed")
+    ).to_be_visible()
     panel.get_by_role("button", name=re.compile("Undo")).first.click()
     panel.get_by_role("button", name=re.compile("Undo|Yes")).first.click()
     expect(panel).to_contain_text(re.compile("undone", re.IGNORECASE))

@@ -53,10 +53,10 @@ function useNarrow(ref) {
 }
 
 /**
- * @param {{diff: string, mode?: "unified"|"split", onMode?: (mode: string) => void}} props
- *   Without `mode`, the mode that was chosen last is used. A narrow view is always unified.
+ * @param {{diff: string, path?: string, mode?: "unified"|"split", onMode?: (mode: string) => void}} props
+ *   With `path`, only that file is shown. Without `mode`, the mode that was chosen last is used. A narrow view is always unified.
  */
-export function DiffView({ diff, mode, onMode }) {
+export function DiffView({ diff, path, mode, onMode }) {
   const root = useRef(null);
   const narrow = useNarrow(root);
   const [kept, keep] = useKeptMode();
@@ -66,7 +66,8 @@ export function DiffView({ diff, mode, onMode }) {
     keep(chosen);
     onMode?.(chosen);
   };
-  const { files, remarks } = parsed;
+  const files = path === undefined ? parsed.files : parsed.files.filter((file) => file.path === path);
+  const remarks = path === undefined ? parsed.remarks : [];
   return html`<div class="diff" ref=${root}>
     <div class="diff-bar">
       <span class="diff-sum">${summary(files)}</span>

@@ -1,9 +1,10 @@
-// File changes by call, newest first, each with its diff and undo.
+// The files that were changed, as a tree, and the calls that changed them, newest first. Each has its diffs and undo.
 
-import { html, useState } from "./vendor/standalone.js";
+import { html, useMemo, useState } from "./vendor/standalone.js";
 import { UNAPPLIED, Undo } from "./changes.js";
 import { DiffView, summary } from "./diff.js";
 import { parseDiff } from "./diff/parse.js";
+import { filesOf, treeOf } from "./files/tree.js";
 
 /**
  * @param {{changes: object[], onUndo: (callId: string) => any, busy?: boolean|string}} props
@@ -17,10 +18,48 @@ export function FilesPanel({ changes, onUndo, busy }) {
       <p>Files that tools change in this conversation are listed here with their diffs, and you can undo the changes.</p>
     </div>`;
   }
-  return html`<ol class="file-changes" aria-label="Changes, newest first">
-    ${changes.toReversed().map((change) => html`<${Change} key=${change.call_id} change=${change} onUndo=${onUndo} busy=${busy} />`)}
-  </ol>`;
+  return html`<${Files} changes=${changes} onUndo=${onUndo} busy=${busy} />
+    <h2 class="files-head">Calls</h2>
+    <ol class="file-changes" aria-label="Changes, newest first">
+      ${changes.toReversed().map((change) => html`<${Change} key=${change.call_id} change=${change} onUndo=${onUndo} busy=${busy} />`)}
+    </ol>`;
 }
+
+/** What became of each file, as a tree. */
+function Files({ changes, onUndo, busy }) {
+  const files = useMemo(() => filesOf(changes), [changes]);
+  const counts = Map.groupBy(files, (file) => file.outcome);
+  const sum = ["added", "changed", "moved", "removed"].filter((each) => counts.has(each)).map((each) => `${counts.get(each).length} ${each}`);
+  return html`<h2 class="files-head">Files <span class="change-word">${sum.join(", ") || "as they were before"}</span></h2>
+    ${files.length > 0 && html`<div class="file-tree" role="group" aria-label="Changed files"><${Nodes} nodes=${treeOf(files)} onUndo=${onUndo} busy=${busy} /></div>`}`;
+}
+
+function Nodes({ nodes, onUndo, busy }) {
+  return html`<ul>
+    ${nodes.map(({ name, file, children }) => html`<li key=${name}>
+      ${file && html`<${File} key=${file.path} name=${name} file=${file} onUndo=${onUndo} busy=${busy} />`}
+      ${children.length > 0 && html`<details open><summary><span class="chevron" aria-hidden="true"></span>${name}/</summary><${Nodes} nodes=${children} onUndo=${onUndo} busy=${busy} /></details>`}
+    </li>`)}
+  </ul>`;
+}
+
+/** A file and what became of it. When it is opened, the diff of each call that changed it, oldest first. */
+function File({ name, file, onUndo, busy }) {
+  const [open, setOpen] = useState(false);
+  const { path, origin, outcome, steps } = file;
+  return html`<button type="button" class="quiet file-name" aria-expanded=${open ? "true" : "false"} title=${path} onClick=${() => setOpen(!open)}>
+      <span class="chevron" aria-hidden="true"></span><span class="file-path">${name}</span>
+      <span class=${`file-outcome is-${outcome}`}>${outcome}${outcome === "moved" ? ` from ${origin}` : ""}</span>
+    </button>
+    ${open && html`<ol class="file-steps" aria-label=${`Changes to ${path}`}>
+      ${steps.map(({ change, path: then }) => html`<li key=${change.call_id}>
+        <header class="change-head"><span class="change-tool">${change.tool}</span> <${Time} at=${change.at} /> <${Undoing} change=${change} onUndo=${onUndo} busy=${busy} /></header>
+        ${parseDiff(change.diff).files.some((each) => each.path === then) ? html`<${DiffView} diff=${change.diff} path=${then} />` : html`<p class="change-word">No diff of this file is recorded.</p>`}
+      </li>`)}
+    </ol>`}`;
+}
+
+const Time = ({ at }) => at && html`<time datetime=${at} title=${new Date(at).toLocaleString()}>${clock(at)}</time>`;
 
 function Change({ change, onUndo, busy }) {
   const { tool, at, paths = [], diff, undone, unapplied } = change;
@@ -29,7 +68,7 @@ function Change({ change, onUndo, busy }) {
     <article aria-label=${`${tool}: ${paths.join(", ") || "no paths"}`}>
       <header class="change-head">
         <span class="change-tool">${tool}</span>
-        ${at && html`<time datetime=${at} title=${new Date(at).toLocaleString()}>${clock(at)}</time>`}
+        <${Time} at=${at} />
         ${undone && html`<span class="undone-mark">Undone</span>`}
         ${unapplied && html`<span class="unapplied">Not applied</span>`}
       </header>
