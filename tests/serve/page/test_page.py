@@ -296,6 +296,17 @@ def test_what_was_rolled_back_is_shown(page: Page, desk: Desk):
     assert not (desk.folder / "work" / "half.txt").exists()
 
 
+FRAMES = """(asked) => {
+  const found = [];
+  for (let each = asked; !each.matches(".log"); each = each.parentElement) {
+    const { borderTopStyle: style, borderTopWidth: width, borderTopColor: color } = getComputedStyle(each);
+    if (style === "solid" && width !== "0px" && color !== "rgba(0, 0, 0, 0)") found.push(each.className);
+  }
+  return found;
+}"""
+"""Returns the classes of the elements around a question that have a visible border."""
+
+
 def test_nested_agents_are_a_tree_that_opens(page: Page):
     """A call's card shows the text and calls of its agents. A nested question opens the cards around it."""
     begin(page)
@@ -305,6 +316,7 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
     expect(did).to_contain_text("I begin with the literature.")
     expect(question(page, "Approval of pay")).to_be_visible()
     expect(question(page, "Approval of pay")).to_contain_text("asked by")
+    assert question(page, "Approval of pay").evaluate(FRAMES) == ["card waiting"]
     readers = did.get_by_text("reader", exact=True)
     expect(readers).to_have_count(2)
     question(page, "Approval of pay").get_by_role("button", name="Allow once").click()
