@@ -14,7 +14,8 @@ import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
 import { agentsOf, allInside, begunBy, closedOf, endOf, innerOf, isActive, isAsked, isOver, questionsOf } from "./store.js";
-import { Component, html, useState } from "./vendor/standalone.js";
+import { isShort, Tree, treeOf } from "./tree.js";
+import { Component, html, useMemo, useState } from "./vendor/standalone.js";
 import { count, dollars, duration, ENDED, many, STATUS } from "./words.js";
 
 export function Entries({ scope, view, conversation }) {
@@ -264,14 +265,18 @@ function Progress({ activity, tool }) {
 
 const LONG = 420;
 
-/** The result of a call. Long results are folded. */
+/** The result of a call: a tree if it is JSON. Long results are folded. */
 function Result({ text, status }) {
   const [open, setOpen] = useState(false);
-  const long = text.length > LONG || text.split("\n").length > 8;
+  const [plain, setPlain] = useState(false);
+  const value = useMemo(() => treeOf(text), [text]);
+  const isTree = value !== null && !plain;
+  const long = !isTree && (text.length > LONG || text.split("\n").length > 8);
   if (!text) return null;
   return html`<div class=${`result ${status === "ok" ? "" : "not-ok"}`}>
-    <pre class=${long && !open ? "folded" : ""} tabindex=${long && open ? 0 : undefined}>${text}</pre>
+    ${isTree ? html`<${Tree} value=${value} short=${isShort(text)} />` : html`<pre class=${long && !open ? "folded" : ""} tabindex=${long && open ? 0 : undefined}>${text}</pre>`}
     ${long && html`<button type="button" class="link" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Show less" : `Show all (${text.split("\n").length} lines)`}</button>`}
+    ${value !== null && html`<button type="button" class="link" onClick=${() => setPlain(!plain)}>${plain ? "As a tree" : "As text"}</button>`}
   </div>`;
 }
 

@@ -17,7 +17,7 @@ const COST = 6_000_000; // characters times marks in one paragraph; a whole text
 
 const CONTAINERS = /^(?:[ \t]*(?:>|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t])))+/;
 const INDENTED = /^[ \t]*/;
-const MARKS = /[_*~`[\]!<>|&\\:@]/g;
+const MARKS = /[_*~`[\]!<>|&\\:@$]/g;
 
 const STARTS = /^[ \t]*(?:[-*+][ \t]|\d{1,9}[.)][ \t]|\|)/; // a list item or a table row, which is parsed by itself
 const COLUMNS = /^[ \t>]*[|:-][-|: \t]*$/; // the line below a table's header

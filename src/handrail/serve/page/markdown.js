@@ -2,6 +2,8 @@
 // that only the block being written is rendered again and a selection elsewhere survives.
 
 import { Copy } from "./copy.js";
+import { DiffView } from "./diff.js";
+import { isWhole, parseDiff } from "./diff/parse.js";
 import { drawnFor } from "./hooks.js";
 import { lexed } from "./limits.js";
 import purify from "./vendor/dompurify.js";
@@ -10,8 +12,20 @@ import { html } from "./vendor/standalone.js";
 
 const HARMLESS = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|details|summary)\s*\/?>$/i;
 
+// A formula stays as it was written. Markdown would take its backslashes and stars away.
+const FORMULA = /^(?:\$\$[^$]{1,2000}\$\$|\$(?![\s$])[^$\n]{0,200}[^$\s]\$(?!\d)|\\\([^\n]{1,200}?\\\)|\\\[[^]{1,2000}?\\\])/;
+
 const marked = new Marked({
   gfm: true,
+  extensions: [
+    {
+      name: "formula",
+      level: "inline",
+      start: (text) => text.match(/\$|\\[([]/)?.index,
+      tokenizer: (text) => FORMULA.test(text) && { type: "formula", raw: FORMULA.exec(text)[0] },
+      renderer: ({ raw }) => escaped(raw),
+    },
+  ],
   renderer: {
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     // HTML is shown as text, except for a few elements that only format text.
@@ -27,6 +41,7 @@ const ALLOWED = {
     "i", "kbd", "li", "ol", "p", "pre", "s", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul",
   ],
   ALLOWED_ATTR: ["href", "title", "start", "align", "colspan", "rowspan"],
+  ADD_URI_SAFE_ATTR: ["start", "align", "colspan", "rowspan"], // the values of all others must be such an address as below
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
@@ -84,7 +99,10 @@ export const Markdown = drawnFor(
 
 const Block = drawnFor(
   ({ raw }) => [raw],
-  ({ block }) => html`<div class="block" dangerouslySetInnerHTML=${{ __html: rendered(block) }}></div>`,
+  ({ block }) =>
+    block.type === "table"
+      ? html`<div class="block table" role="region" aria-label="Table" tabindex="0" dangerouslySetInnerHTML=${{ __html: rendered(block) }}></div>`
+      : html`<div class="block" dangerouslySetInnerHTML=${{ __html: rendered(block) }}></div>`,
 );
 
 const Code = drawnFor(
@@ -95,7 +113,15 @@ const Code = drawnFor(
         <span>${language ?? ""}</span>
         <${Copy} text=${text} />
       </figcaption>
-      <pre tabindex="0"><code>${text}</code></pre>
+      ${/^(?:diff|patch)\b/i.test(language ?? "") ? html`<${Diff} text=${text} />` : html`<pre tabindex="0"><code>${text}</code></pre>`}
     </figure>`;
   },
 );
+
+const SIGNS = { "+": "is-added", "-": "is-removed", "@": "is-hunk" };
+
+/** A diff that a model wrote. One without the headers of files, or with wrong ones, is shown as its lines. */
+function Diff({ text }) {
+  if (isWhole(parseDiff(text))) return html`<${DiffView} diff=${text} />`;
+  return html`<pre tabindex="0"><code>${text.split("\n").map((line) => html`<span class=${`line ${SIGNS[line[0]] ?? ""}`}>${line}${"\n"}</span>`)}</code></pre>`;
+}

@@ -13,7 +13,7 @@
  */
 
 const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$/;
-const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and their content can't be shown$|^content: |^runs later: |^no change$/;
+const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and their content can't be shown$|^content: |^index [0-9a-f]+\.\.[0-9a-f]+( \d+)?$|^similarity index \d+%$|^runs later: |^no change$/;
 
 /** @returns {Diff} */
 export function parseDiff(text) {
@@ -40,6 +40,13 @@ export function parseDiff(text) {
     }
   }
   return { files, remarks };
+}
+
+/** Whether a text that somebody wrote as a diff is one: every line of it is in a file, and every hunk has as many lines as its header says. */
+export function isWhole({ files, remarks }) {
+  const counts = ({ header }) => [header.match(HUNK)[2] ?? 1, header.match(HUNK)[4] ?? 1].map(Number);
+  const sides = ({ lines }) => [lines.filter((line) => line.old !== null).length, lines.filter((line) => line.new !== null).length];
+  return files.length > 0 && !remarks.length && files.every(({ hunks }) => hunks.every((hunk) => String(counts(hunk)) === String(sides(hunk))));
 }
 
 function newFile({ old, path }) {
