@@ -26,7 +26,7 @@ from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.background_runs import begun_in, spawned_json, with_begun
 from handrail.serve.agui.interrupts import closed_json, holder, question_json
 from handrail.serve.agui.queued_messages import QUEUED, queued_json
-from handrail.serve.agui.translator import Translator, messages_snapshot
+from handrail.serve.agui.translator import MODEL_FAILED, Translator, messages_snapshot
 from handrail.serve.agui.wire_events import custom, format_time
 from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
@@ -131,6 +131,11 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "questions": [await _question_json(journal, each) for each in found.questions],
         "closed": [each for run in found.runs for each in run.closed],
         "queued": _waiting(found.queued, since),
+        "failing": {
+            told.data.get("subagentRunId", ""): told.data["value"]
+            for told in found.open
+            if told.data.get("name") == MODEL_FAILED
+        },
         "runs": [run.line for run in found.runs],
         "usage": usage_json(usage),
         "cost": format_cost(cost),

@@ -77,6 +77,17 @@ test("a question is shown in its call, and once closed it does not come back", (
   assert.equal(closed.closed.q1.by, "ann");
 });
 
+test("a model that failed is told until its run goes on or is over", () => {
+  const failed = { type: "CUSTOM", name: "handrail.model_failed", value: { model: "a:1", error: "Overloaded", attempt: 1, retry_in: 3, next_model: "" } };
+  const view = played([RUN, failed, { ...failed, subagentRunId: "a1" }]);
+  assert.equal(view.failing[""].retry_in, 3);
+  const inner = played([{ type: "TEXT_MESSAGE_START", messageId: "m1", role: "assistant", subagentRunId: "a1" }], view);
+  assert.deepEqual(Object.keys(inner.failing), [""]);
+  for (const type of ["REASONING_MESSAGE_START", "TOOL_CALL_START", "RUN_FINISHED", "RUN_ERROR"]) {
+    assert.equal(played([{ type, messageId: "m2", toolCallId: "c2" }], view).failing[""], undefined);
+  }
+});
+
 test("a message to the run waits until it is told or withdrawn, and older news about it changes nothing", () => {
   const queued = (more) => ({ type: "CUSTOM", name: "handrail.queued", value: { id: "m1", run_id: "r1", text: "a", at: "2026-01-01T00:00:00Z", state: "waiting", ...more } });
   const edited = { text: "b", at: "2026-01-01T00:00:00.5Z", edited: true };

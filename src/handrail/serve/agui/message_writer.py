@@ -84,6 +84,8 @@ class OpenRun:
     thoughts: int = 0
     writing: dict[int, PartialCall] = field(default_factory=dict[int, PartialCall])
     """The calls that the run's model is writing, by index."""
+    failed: Event | None = None
+    """What clients were told of the last request, if it failed and no answer has begun since."""
 
     @property
     def message_id(self) -> str:
@@ -110,7 +112,7 @@ class OpenRun:
 
     def clear_answer(self) -> None:
         """Discard the answer that the run's model was writing."""
-        self.text = self.thought = None
+        self.text = self.thought = self.failed = None
         self.thoughts = 0
         self.parts.clear()
         self.writing.clear()

@@ -199,6 +199,8 @@ class Translator:
         events = self._nested.so_far()
         for run in self._nested:
             events += self._writer.so_far(run)
+            if run.failed is not None and not run.is_writing:
+                events.append(run.failed)
         events += self._calls.so_far()
         if self._usage.requests:
             events.append(self._spending())
@@ -417,9 +419,18 @@ class Translator:
         )
 
     def _failed(self, event: ModelFailed, run: OpenRun) -> list[Event]:
-        if not run.is_writing:
-            return []
-        return [*self._writer.drop(run), *self._messages()]
+        events = [*self._writer.drop(run), *self._messages()] if run.is_writing else []
+        if event.retry_in is None and not event.next_model:
+            return events  # this failure ends the run, which reports it
+        value = {
+            "model": event.model,
+            "error": clean_text(event.error),
+            "attempt": event.attempt,
+            "retry_in": event.retry_in,
+            "next_model": event.next_model,
+        }
+        run.failed = custom(MODEL_FAILED, value, run.tag)
+        return [*events, run.failed]
 
     def _messages(self) -> list[Event]:
         """Return the event with a snapshot of all messages, or no event without a `history`.
@@ -457,6 +468,8 @@ class Translator:
         return [*events, *self._nested.end(run, event.stop_reason)]
 
 
+MODEL_FAILED = "handrail.model_failed"
+"""The custom event that tells that a model's request failed, and is repeated, or another model is asked."""
 _REPLACED = {"@ag-ui/client": {"authoritativeActivityTypes": [MADE, WITHDRAWN, COMPACTED]}}
 """The types of activities that a snapshot replaces, in the form that AG-UI's own client reads."""
 

@@ -15,11 +15,23 @@ import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
 import { agentsOf, allInside, begunBy, closedOf, endOf, innerOf, isActive, isAsked, isOver, questionsOf } from "./store.js";
 import { isShort, Tree, treeOf } from "./tree.js";
-import { Component, html, useMemo, useState } from "./vendor/standalone.js";
+import { Component, html, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { count, dollars, duration, ENDED, many, STATUS } from "./words.js";
 
 export function Entries({ scope, view, conversation }) {
-  return (view.entries[scope] ?? []).map(({ kind, id }) => html`<${Guarded} key=${id}><${Entry} kind=${kind} id=${id} view=${view} conversation=${conversation} /><//>`);
+  const failed = view.failing[scope];
+  return html`${(view.entries[scope] ?? []).map(({ kind, id }) => html`<${Guarded} key=${id}><${Entry} kind=${kind} id=${id} view=${view} conversation=${conversation} /><//>`)}
+    ${failed && html`<${Failing} key=${`failed-${failed.model}-${failed.attempt}`} failed=${failed} />`}`;
+}
+
+/** Says that a model failed, and what comes next, until it goes on. */
+function Failing({ failed: { model, error, retry_in: wait, next_model: next } }) {
+  const now = useNow(wait !== null);
+  const began = useRef(now);
+  const left = Math.ceil(wait - (now - began.current));
+  return html`<p class="failing" role="status">
+    <${Icon} name="error" /><span><bdi>${`${model}: ${error.replace(`model '${model}': `, "").replace(/\.$/, "")}.`}</bdi> ${next ? html`Asking <bdi>${next}</bdi> instead…` : html`Trying again${left > 0 && html`<span aria-hidden="true"> in ${duration(left)}</span>`}…`}</span>
+  </p>`;
 }
 
 function Entry({ kind, id, view, conversation }) {

@@ -27,6 +27,7 @@ export function blank(id) {
     questions: {},
     closed: {},
     queued: {},
+    failing: {},
     runs: [],
     state: null,
     lastEventId: null,
@@ -42,6 +43,7 @@ export function fromSnapshot(snapshot) {
     status: snapshot.status,
     state: snapshot.state ?? null,
     runs: snapshot.runs ?? [],
+    failing: snapshot.failing ?? {},
     lastEventId: snapshot.last_event_id ?? null,
   };
   const running = view.runs.filter((run) => ["running", "waiting", "parked"].includes(run.status));
@@ -74,7 +76,16 @@ export function fromSnapshot(snapshot) {
 /** Returns the view after one event. Unknown events change nothing. */
 export function reduce(view, event) {
   const change = CHANGES[event.type];
-  return change ? change(view, event) : view;
+  return change ? change(GOES_ON.has(event.type) ? withoutFailing(view, scopeOf(event)) : view, event) : view;
+}
+
+/** The events after which a model that failed, or the next one, has answered, or its run is over. */
+const GOES_ON = new Set(["TEXT_MESSAGE_START", "REASONING_MESSAGE_START", "TOOL_CALL_START", "SUBAGENT_FINISHED", "SUBAGENT_ERROR", "RUN_FINISHED", "RUN_ERROR"]);
+
+function withoutFailing(view, scope) {
+  if (!view.failing[scope]) return view;
+  const { [scope]: over, ...failing } = view.failing;
+  return { ...view, failing };
 }
 
 const CHANGES = {
@@ -180,6 +191,7 @@ const CUSTOM = {
     ...view,
     runs: view.runs.map((run) => (run.id === view.runId ? { ...run, usage, cost } : run)),
   }),
+  "handrail.model_failed": (view, failed, event) => ({ ...view, failing: { ...view.failing, [scopeOf(event)]: failed } }),
   "handrail.undone": (view, { call_id: id }) => ({ ...withFacts(view, id, { undone: true }), changes: view.changes + 1 }),
 };
 
@@ -406,7 +418,7 @@ function ended(view, status) {
   }
   const runs = view.runs.map((run) => (run.id === view.runId ? { ...run, status: status === "idle" ? "done" : status } : run));
   const queued = Object.fromEntries(Object.values(view.queued).map((message) => [message.id, { ...message, state: "told" }]));
-  return { ...view, status, calls, agents, runs, queued, questions: {}, changes: view.changes + 1 };
+  return { ...view, status, calls, agents, runs, queued, failing: {}, questions: {}, changes: view.changes + 1 };
 }
 
 function withMessages(view, messages) {
