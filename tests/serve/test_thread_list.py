@@ -1,4 +1,4 @@
-"""Tests for the list of threads: it is paged, contains each thread once, and can be searched by the first message."""
+"""Tests for the list of threads: it is paged, contains each thread once, and can be searched by what was said in it."""
 
 from __future__ import annotations
 
@@ -126,3 +126,40 @@ async def test_the_server_pages_and_finds(tmp_path: Path):
         assert ([each["id"] for each in rest["threads"]], rest["next"]) == (["a"], None)
         found = (await client.ask("GET", "/threads?find=a+BOOK")).json
         assert ([each["id"] for each in found["threads"]], found["next"]) == (["c", "a"], None)
+
+
+async def test_whole_threads_are_searched_but_only_ones_own(tmp_path: Path):
+    """A search finds what people and the model said in any run, over or not, and never in another person's thread."""
+    async with serving(tmp_path, authenticate=lambda request: request.headers["x-name"]) as client:
+        ann, bob = ({"X-Name": name} for name in ("ann", "bob"))
+        for text in ("Book a table", "and a ROOM"):
+            await client.say("a", text, ann)
+            await client.idle("a", ann)
+        await client.say("a", "call order", ann)
+        await client.asked("a", ann)
+
+        async def found(words: str, by: dict[str, str]) -> list[str]:
+            page = (await client.ask("GET", f"/threads?find={quote(words)}", headers=by)).json
+            return [each["id"] for each in page["threads"]]
+
+        assert await found("room table", ann) == ["a"]
+        assert await found("you said", ann) == ["a"]
+        assert await found("room cellar", ann) == []
+        assert await found("order table", ann) == ["a"]
+        assert await found("room", bob) == []
+        await client.say("a", "nothing", bob)
+        await client.idle("a", bob)
+        assert await found("room", bob) == []
+        assert await found("nothing", ann) == []
+
+
+async def test_one_request_reads_a_limited_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threads_module, "_MOST_SEARCHED", 3)
+    async with serving(tmp_path) as client:
+        for name, text in (("old", "red"), ("a", "one"), ("a", "two"), ("a", "three"), ("a", "four")):
+            await client.say(name, text)
+            await client.idle(name)
+        first = (await client.ask("GET", "/threads?find=red")).json
+        assert first["threads"] == []
+        rest = (await client.ask("GET", f"/threads?find=red&before={quote(first['next'], safe='')}")).json
+        assert [each["id"] for each in rest["threads"]] == ["old"]

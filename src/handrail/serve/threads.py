@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import JournalAltered, JournalError
+from handrail.errors import JournalAltered, JournalError, RunError
 from handrail.ids import NewId, random_id
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, Mark, RunRecord, RunRow, SessionRow
-from handrail.messages import Usage
+from handrail.messages import AssistantMessage, Usage, UserMessage
 from handrail.run.host import Voters
-from handrail.run.record.begin import decode_begin
+from handrail.run.record.begin import decode_begin, decode_outcome
 from handrail.run.record.lease import renew_now
 from handrail.run.record.parking import is_due
-from handrail.runs import list_runs, show
+from handrail.runs import list_runs, said, show
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.feed import Alarm, Feed
@@ -39,7 +39,7 @@ _MOST_KEPT = 256
 _MOST_RESUMED = 100_000
 """Maximum number of a journal's interrupted and parked runs that are considered at startup. The newest are taken."""
 _MOST_SEARCHED = 500
-"""Once this many threads have been read for a page, it ends even if it is not full.
+"""Once this many threads and runs have been read for a page, it ends even if it is not full. Of a thread, only this many runs are searched.
 
 This bounds the work, since a thread must be read to see if it matches. Clients continue by requesting the next page.
 """
@@ -347,7 +347,7 @@ class ThreadList:
     ) -> tuple[list[dict[str, Any]], Mark | None]:
         """Return a page of threads, and the mark to pass as `before` to get the next page.
 
-        A page has up to `limit` threads whose first message contains all `words`. The mark is None on the last page.
+        A page has up to `limit` threads in which people and the model have said all `words`. The mark is None on the last page.
         If few threads match or belong to this app, a page can be short or even empty although it is not the last.
         """
         found: list[dict[str, Any]] = []
@@ -362,16 +362,39 @@ class ThreadList:
                 if key is not None and key[0] == principal:
                     is_own = serves(self._threads.source, row.newest.record)
                     others += not is_own
-                    if is_own and _contains(row.first, wanted):
+                    is_found = is_own and _contains(_first(row.first), wanted)
+                    if is_own and not is_found:
+                        told = [await self._said(run) for run in await self._runs(row.session_id, principal)]
+                        searched += max(0, len(told) - 1)
+                        is_found = _contains("\n".join(told), wanted)
+                    if is_found:
                         found.append(await self._line(row, key))
                 before = (row.changed_at, row.session_id)
-                if len(found) == limit:
+                if len(found) == limit or (wanted and searched >= _MOST_SEARCHED):
                     break
             last = not rows or before == (rows[-1].changed_at, rows[-1].session_id)
             enough = len(found) == limit or searched >= _MOST_SEARCHED or not (wanted or others)
             if last or enough:
                 return found, None if last else before
             batch = max(limit, min(_SEARCH_BATCH, _MOST_SEARCHED))
+
+    async def _runs(self, session_id: str, principal: str) -> Sequence[RunRow]:
+        """Return the runs of a thread that are searched: the newest ones, and only this principal's."""
+        rows = await self._journal.runs.list(session_id=session_id)
+        return [row for row in rows if row.record.principal == principal][-_MOST_SEARCHED:]
+
+    async def _said(self, row: RunRow) -> str:
+        """Return what people and the model have said in a run. Nested runs, thinking and the results of calls are left out."""
+        try:
+            messages = await said(self._journal, row.record.id) if row.status not in OVER else ()
+        except (RunError, JournalAltered):  # its thread can still be listed
+            messages = ()
+        told = [
+            each.text
+            for each in messages or decode_outcome(row).messages
+            if isinstance(each, AssistantMessage) or (isinstance(each, UserMessage) and not each.by_run)
+        ]
+        return "\n".join([_first(row.record), *told])
 
     async def _line(self, row: SessionRow, key: tuple[str, str]) -> dict[str, Any]:
         usage, cost = await self.cost_of(row.session_id)
@@ -412,9 +435,12 @@ class ThreadList:
         return usage, snapshots.total_cost(costs)
 
 
-def _contains(first: RunRecord, words: list[str]) -> bool:
-    """Return whether a thread's first message contains all of these words."""
-    if not words:
-        return True
-    text = (decode_begin(first).message or "").casefold() if first.begin else ""
-    return all(word in text for word in words)
+def _first(first: RunRecord) -> str:
+    """Return the message that a run began with."""
+    return (decode_begin(first).message or "") if first.begin else ""
+
+
+def _contains(text: str, words: list[str]) -> bool:
+    """Return whether a text contains all of these words, in any case."""
+    folded = text.casefold() if words else ""
+    return all(word in folded for word in words)

@@ -98,7 +98,7 @@ def test_threads_are_found_by_what_they_begin_with(page: Page):
     expect(page).to_have_url(re.compile(r"t150$"))
     search.fill("nothing like it")
     expect(
-        page.get_by_role("status").filter(has_text="No thread’s first message contains these words.")
+        page.get_by_role("status").filter(has_text="Nothing with these words was said in your threads.")
     ).to_be_visible()
     search.fill("")
     expect(listed).to_have_count(100)

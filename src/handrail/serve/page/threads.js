@@ -59,7 +59,7 @@ function Threads({ list, current, live, onForgotten }) {
 }
 
 function nothing(next) {
-  return next ? "Not found in the newest threads. Older ones have not been searched yet." : "No thread’s first message contains these words.";
+  return next ? "Not found in the newest threads. Older ones have not been searched yet." : "Nothing with these words was said in your threads.";
 }
 
 /** Starts a new thread, even if the address already belongs to a new thread. */
@@ -108,7 +108,7 @@ const REFRESH = 20_000; // milliseconds
 const TYPING = 200; // milliseconds after the last key
 const NOTHING = { threads: null, next: null, problem: null, busy: false };
 
-/** The threads whose first message contains the words of `find`, page by page. With "" these are all threads; null loads none. */
+/** The threads in which the words of `find` were said, page by page. With "" these are all threads; null loads none. */
 function usePages(find, signedOut) {
   const [state, setState] = useState(NOTHING);
   const now = useRef(find);
