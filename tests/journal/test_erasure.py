@@ -512,6 +512,41 @@ async def test_lists_that_were_altered_are_not_signed_again(place: Path) -> None
         assert contents(place / "runs.db") == before
 
 
+OF_BOB = "SELECT id FROM runs WHERE principal = 'bob-k2m9' AND session_id = 'common'"
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        pytest.param([f"UPDATE runs SET principal = '{ANN}' WHERE id IN ({OF_BOB})"], id="given to her"),
+        pytest.param([f"UPDATE runs SET principal = 'eve' WHERE id = '{ANN}-run-own'"], id="taken from her"),
+        pytest.param(
+            [
+                f"DELETE FROM {table} WHERE {column} IN (SELECT 'run ' || id FROM ({OF_BOB}))"
+                for table, column in (("records", "chain"), ("chains", "chain"), ("runs", "'run ' || id"))
+            ],
+            id="removed",
+        ),
+        pytest.param(
+            ["UPDATE records SET key = 'x' WHERE chain = 'workspace ann-q7x3-shelf'"], id="workspace"
+        ),
+    ],
+)
+async def test_an_erasure_hides_no_alteration(place: Path, altered: list[str]) -> None:
+    """Whose a run is, and which runs a session has, is checked before a person is erased. Otherwise runs of others would go too, and
+    the rest would verify."""
+    async with world(str(place / "runs.db"), place) as made:
+        await made.fill()
+        await runs.cancel(made.journal, f"{ANN}-queued")
+        with closing(sqlite3.connect(place / "runs.db", isolation_level=None)) as connection:
+            for each in altered:
+                assert connection.execute(each).rowcount
+        before = contents(place / "runs.db")
+        with pytest.raises(JournalAltered):
+            await made.erase()
+        assert contents(place / "runs.db") == before
+
+
 async def test_bytes_in_the_log_are_told_while_another_process_reads(place: Path) -> None:
     """A process that reads an earlier state keeps the log. The outcome says so, and a second call empties it."""
     async with world(str(place / "runs.db"), place) as made:

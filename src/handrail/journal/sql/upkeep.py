@@ -13,9 +13,10 @@ import msgspec
 
 from handrail.errors import ErasureRefused, JournalError
 from handrail.journal.records import OVER, Holdings, RunRecord, workspace_name
-from handrail.journal.sql.chains import ERASURES, Chains, decisions_of, outside_chain
+from handrail.journal.sql.chains import ERASURES, Chains, decisions_of, outside_chain, workspace_chain
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, transaction
+from handrail.journal.sql.run_rows import COLUMNS, check_run
 from handrail.journal.sql.runs import remove_runs, unapplied_calls
 from handrail.journal.sql.spending import RAISED, erase_windows, windows_of
 from handrail.journal.sql.verification import ANSWER, VOTE, check_session, erase_from_lists
@@ -92,8 +93,7 @@ class SqlUpkeep(Role):
         held = person.holdings
         if held.unfinished or held.unapplied:
             raise ErasureRefused(principal, held.unfinished, held.unapplied)
-        for session_id in {*held.sessions} - {*person.own_sessions}:
-            check_session(connection, chains, session_id)
+        self._check(connection, held)
         before = connection.total_changes
         for _, erase in (*self._database.erasers, *ERASERS):
             if erase is not None:
@@ -104,6 +104,16 @@ class SqlUpkeep(Role):
         body = msgspec.msgpack.encode(count)
         chains.append(connection, ERASURES, _ERASED, held.digest, body, at=person.now)
         return msgspec.structs.replace(held, erased_at=person.now)
+
+    def _check(self, connection: Connection, held: Holdings) -> None:
+        """Raise `JournalAltered` if what says whose runs these are was altered, since an erasure would hide that, or leave some out."""
+        chains = self._chains
+        for row in connection.execute(f"SELECT {COLUMNS} FROM runs"):
+            check_run(chains, row)
+        for session_id in held.sessions:
+            check_session(connection, chains, session_id)
+        for name in (*held.workspaces, *held.shared):
+            chains.read(connection, workspace_chain(name))
 
     async def compact(self) -> bool:
         return await self._database.compact()
