@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from handrail.cli import markdown
 from handrail.cli.markdown import MarkdownFlow
 from handrail.cli.screens import THEME
 from support.programs import HANDRAIL, environment, handrail
@@ -146,6 +147,25 @@ def test_a_long_block_is_not_laid_out_again_and_again():
     assert sum(len(line) for line in endless.tail) < 5000
     words = " ".join(plain([*lines, *endless.end()])).split()
     assert words == ["snake_case", "text"] * 400
+
+
+def test_a_long_text_in_one_piece_is_divided(monkeypatch: pytest.MonkeyPatch):
+    """What is parsed for a text grows with its length, not with its square, however much of it arrives at once."""
+    parsed: list[str] = []
+    parse = markdown._PARSER.parse
+    monkeypatch.setattr(markdown._PARSER, "parse", lambda text: parsed.append(text) or parse(text))
+    assert len(laid_out("- item\n" * 600)) == 600
+    assert sum(map(len, parsed)) < 100 * 600 * len("- item\n")
+
+
+def test_a_long_table_has_its_head_again():
+    """A table that is too long to be laid out at once goes on below as a table."""
+    rows = [f"| {number} | some words |" for number in range(300)]
+    lines = laid_out("\n".join(["| n | text |", "|-|-|", *rows]))
+    assert [line.split()[0] for line in lines if line.endswith("some words")] == [
+        str(each) for each in range(300)
+    ]
+    assert not any("|" in line for line in lines)
 
 
 APP = """from handrail import Agent, ScriptedModel

@@ -24,6 +24,8 @@ from handrail.text.terminal import wrap
 _CODE = "cyan"
 _MOST_OPEN = 2000
 """The number of characters after which a block is ended, so that a long one does not take longer and longer to lay out."""
+_PORTION = 200
+"""The number of characters that are laid out together. All of them are parsed again for each block, so a long piece is divided."""
 _MIN_COLUMN = 6
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _LANGUAGE = re.compile(r"[\w+#.-]*")
@@ -76,14 +78,16 @@ class MarkdownFlow:
             piece, self._return = f"\r{piece}", False
         if piece.endswith("\r"):  # this may be the first half of \r\n
             piece, self._return = piece[:-1], True
-        self._source += escape(piece)
-        if not self._begun:
-            self._source = self._source.lstrip("\n")
-            self._begun = bool(self._source.strip())
-            self._literal = self._literal or self._source.lstrip().startswith("{")
         lines: list[Text] = []
-        while (block := self._next()) is not None:
-            lines += block
+        text = escape(piece)
+        for at in range(0, len(text), _PORTION):
+            self._source += text[at : at + _PORTION]
+            if not self._begun:
+                self._source = self._source.lstrip("\n")
+                self._begun = bool(self._source.strip())
+                self._literal = self._literal or self._source.lstrip().startswith("{")
+            while (block := self._next()) is not None:
+                lines += block
         return lines + self._open()
 
     def end(self) -> list[Text]:
@@ -113,7 +117,8 @@ class MarkdownFlow:
         end = self._source.rfind("\n") + 1
         if _CLEAR.match(self._source, end):
             end = len(self._source)
-        begins = list(_beginnings(_PARSER.parse(self._source[:end])))
+        tokens = _PARSER.parse(self._source[:end])
+        begins = list(_beginnings(tokens))
         lines = self._source[:end].splitlines(keepends=True)
         if begins and lines[begins[0]].endswith("\n") and (fence := _FENCE.match(lines[begins[0]])):
             gap, info = self._separator(), lines[begins[0]][fence.end() :].strip()
@@ -126,6 +131,10 @@ class MarkdownFlow:
             return self._finish(len("".join(lines[: begins[1]])))
         if len(self._source) <= _MOST_OPEN:
             return None
+        head, row = "".join(lines[: begins[0] + 2]) if begins else "", self._source.rfind("\n") + 1
+        if begins and tokens[0].type == "table_open" and row > len(head):
+            rows, self._source = self._finish(row), head + self._source
+            return rows
         return self._finish(max(self._source.rfind(mark) + 1 for mark in " \n") or len(self._source))
 
     def _separator(self) -> list[Text]:
@@ -142,7 +151,8 @@ class MarkdownFlow:
         before = [] if self._shown else self._separator()
         self._shown, self._number = 0, _number_after(tokens, self._number)
         # The items of a list are as far apart as they were written. A block that was too long has no end.
-        is_next_item = bool(self._source) and _is_list(tokens) and _is_list(_PARSER.parse(self._source))
+        after = self._source.lstrip("\n").partition("\n")[0]
+        is_next_item = _is_list(tokens) and _is_list(_PARSER.parse(after))
         self._gap = block.endswith("\n\n") if is_next_item else end < _MOST_OPEN
         if not is_next_item:
             self._number = None
