@@ -109,6 +109,24 @@ async def test_what_is_small_only_in_the_interpreter_does_not_leave_it(name: str
     assert "20,000,000 bytes" in result.text or "not too large" in result.text
 
 
+SLOW_TO_HASH = {
+    "a value": "t = (1, 2)\nfor i in range(30):\n    t = (t, t)\n{t: 1}",
+    "an argument": "await keep(x={n * (2**61 - 1) for n in range(50_000)})",
+}
+"""Keys that the interpreter compares at once, and Python only in half a minute: it computes one hash 2^30 times, or all are equal."""
+
+
+@pytest.mark.parametrize("name", SLOW_TO_HASH)
+async def test_keys_that_are_slow_to_hash_fail_only_their_script(name: str):
+    """Python takes over what a script hands over in another process, which is ended once it has computed for too long."""
+    model = ScriptedModel([script(SLOW_TO_HASH[name]), script("1 + 1"), "done"])
+    await Adapter(model).evaluate(prompt_of(seconds=0.5), "go")
+    first, second = told(model)
+    assert first.failed
+    assert "took too long" in first.text
+    assert second.text == "2"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -118,6 +136,7 @@ async def test_what_is_small_only_in_the_interpreter_does_not_leave_it(name: str
         ("float('inf')", "inf"),
         ("print('\\ud800')", "\ufffd\n"),
         ("[1] * 5", "[1,1,1,1,1]"),
+        ("from datetime import date\n[date(2026, 1, 2), float('nan')]", '["2026-01-02",nan]'),
     ],
 )
 async def test_odd_values_are_shown(text: str, expected: str):

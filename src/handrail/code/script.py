@@ -18,17 +18,8 @@ import msgspec
 import pydantic_core
 from msgspec.structs import replace
 
-from handrail.code.interpreter import (
-    Called,
-    Ended,
-    Interpreter,
-    Limits,
-    NotLoadable,
-    Outcome,
-    ScriptError,
-    Step,
-    Waiting,
-)
+from handrail.code.host import Called, Ended, Limits, Step, Waiting
+from handrail.code.interpreter import Interpreter, NotLoadable, Outcome, ScriptError
 from handrail.code.stubs import stubs_of
 from handrail.concurrency.operation import cancel_and_await
 from handrail.errors import BlobNotFoundError, Diverged, JournalAltered, OutcomeUnknown
@@ -129,7 +120,7 @@ class Script:
             while isinstance(step, Waiting):
                 step = await self._go_on(step.ids)
             self._check_awaited()
-            return step.value
+            return pydantic_core.from_json(step.value)
         finally:
             self._attempt.suspend = None
             try:

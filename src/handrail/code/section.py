@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import Field
 
-from handrail.code.interpreter import Limits, ScriptError, ScriptRefused, check_installed
+from handrail.code.host import Limits
+from handrail.code.interpreter import ScriptError, ScriptRefused, check_installed
 from handrail.code.script import Script
 from handrail.code.stubs import function_names
 from handrail.context import ToolContext
