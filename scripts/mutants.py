@@ -455,8 +455,8 @@ MUTANTS = [
     Mutant(
         "the gate sees call_tool instead of the tool that was found",
         "run/loop.py",
-        "unwrapped(call, run.tools) if call.name == CALLER else call",
-        "call",
+        "tuple([unwrapped(each, run.tools) for each in calls])",
+        "calls",
         "tests/run/test_search.py",
     ),
     # --- calls and their places ------------------------------------------------------------------------

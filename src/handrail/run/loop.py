@@ -311,7 +311,11 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
                 if begun:
                     begun.clear()
                 run.model.answer = answer
-                meant = tuple([unwrapped(call, run.tools) if call.name == CALLER else call for call in calls])
+                meant = calls
+                for call in calls:
+                    if call.name == CALLER:
+                        meant = tuple([unwrapped(each, run.tools) for each in calls])
+                        break
                 refused = (
                     _refused_at_the_end(evaluation, meant) if evaluation.is_last else answer.cut_off(calls)
                 )
@@ -411,7 +415,12 @@ async def _run_calls(
         ending = await turn.run()
     finally:
         results = turn.results()
-        answered = tuple([_answered(evaluation, *each) for each in zip(calls, meant, results, strict=True)])
+        answered = tuple(
+            [
+                _answered(evaluation, call, call_meant, result)
+                for call, call_meant, result in zip(calls, meant, results, strict=True)
+            ]
+        )
         if (
             not evaluation.run.left_to_the_record
         ):  # otherwise the calls get their results when the run is resumed

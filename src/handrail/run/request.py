@@ -428,7 +428,18 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
     try:
         while True:
             try:
-                return await _ask(evaluation, requests)
+                window = evaluation.window
+                if evaluation.conversation.is_to_be_compacted or (
+                    window is not None and window.is_full(evaluation)
+                ):
+                    await in_time(evaluation, compact(evaluation))
+                try:
+                    return await in_time(evaluation, requests.answer())
+                except PromptEvaluationError as error:
+                    is_too_long = isinstance(error.__cause__, ModelRequestTooLong)
+                    if not is_too_long or not await compact(evaluation, "refused"):
+                        raise
+                return await in_time(evaluation, requests.answer())
             except AtCap as short:
                 await while_asking(evaluation, wait_at_cap(evaluation, short))
     except BaseException:
@@ -436,19 +447,6 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
             return await requests.cut()
         run.model.unanswered = requests.unanswered()
         raise
-
-
-async def _ask(evaluation: Evaluation, requests: Requests) -> ModelAnswer:
-    window = evaluation.window
-    if evaluation.conversation.is_to_be_compacted or (window is not None and window.is_full(evaluation)):
-        await in_time(evaluation, compact(evaluation))
-    try:
-        return await in_time(evaluation, requests.answer())
-    except PromptEvaluationError as error:
-        is_too_long = isinstance(error.__cause__, ModelRequestTooLong)
-        if not is_too_long or not await compact(evaluation, "refused"):
-            raise
-    return await in_time(evaluation, requests.answer())
 
 
 async def while_asking(evaluation: Evaluation, asking: Coroutine[Any, Any, T]) -> T:
