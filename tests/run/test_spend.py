@@ -334,6 +334,19 @@ async def test_a_warning_is_given_once_before_the_cap() -> None:
     assert "local has spent 28000 tokens on 2026-03-28, and the cap is 30000 tokens" in heard[0].text
 
 
+async def test_a_request_that_ends_after_midnight_counts_for_the_day_on_which_it_began() -> None:
+    async def late(request: Any) -> Reply:
+        desk.clock.at = datetime(2026, 3, 29, 0, 0, 1, tzinfo=UTC)
+        return reply(29_000)
+
+    desk = Desk(late, TOKENS)
+    session, heard = Session(), list[SpendWarned]()
+    session.dispatcher.subscribe(SpendWarned, heard.append)
+    assert (await desk.agent.run("go", session=session, max_tokens=100)).text == "done"
+    assert "29000 tokens on 2026-03-28" in heard[0].text
+    assert ((await desk.spent()).window.day, (await desk.spent()).in_flight) == ("2026-03-28", {})
+
+
 # --- nested runs --------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,8 @@ class Hold(msgspec.Struct, frozen=True, eq=False):
     id: str
     reserved: Amounts
     warnings: Mapping[SpendWindow, Amounts]
+    caps: Mapping[SpendWindow, SpendCap]
+    """The windows in which it was reserved. The day may be over once the request has ended."""
 
     async def settle(self, spent: Mapping[str, int | Decimal | None]) -> None:
         """Count what the request has spent. A unit that is omitted or None counts as it was reserved."""
@@ -82,14 +84,9 @@ class Hold(msgspec.Struct, frozen=True, eq=False):
             log.warning("what a request spent is not recorded, so what it reserved counts", exc_info=True)
             return
         for state in near:
-            cap = next(each for each in self.run.options.spend if _window(self.run, each) == state.window)
-            text = f"{_spent(state, cap)}. At the cap, runs wait until it is raised or the day is over"
+            text = f"{_spent(state, self.caps[state.window])}. At the cap, runs wait until it is raised or the day is over"
             log.warning("%s", text, extra={"run_id": self.run.run_context.request_id})
             self.run.publish(SpendWarned(text, state.window.id, self.run.run_context))
-
-
-def _window(run: Run, cap: SpendCap) -> SpendWindow:
-    return cap.window(run.session.principal, run.log.journal.clock.now().timestamp())
 
 
 async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]) -> Hold:
@@ -99,8 +96,9 @@ async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]
     amounts: Amounts = {unit: amount for unit, amount in bound.items() if amount is not None}
     limits: dict[SpendWindow, Amounts] = {}
     warnings: dict[SpendWindow, Amounts] = {}
-    for cap in caps:
-        window = _window(run, cap)
+    now = run.log.journal.clock.now().timestamp()
+    windows = [(cap.window(run.session.principal, now), cap) for cap in caps]
+    for window, cap in windows:
         part = Decimal(str(cap.warn_at))
         _lower(limits.setdefault(window, {}), cap.limits)
         _lower(warnings.setdefault(window, {}), {unit: limit * part for unit, limit in cap.limits.items()})
@@ -115,10 +113,9 @@ async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]
     if short is None:
         if run.log.resumed:  # an earlier leg may have asked for a raise that is no longer needed
             await run.people.questions.withdraw_all(f"{place}?spend-")
-        return Hold(run, id, amounts, warnings)
-    found = (each for each in caps if _window(run, each) == short.window)
-    cap = next((each for each in found if short.missing(amounts, each.limits)), caps[0])
-    raise AtCap(cap, short, amounts)
+        return Hold(run, id, amounts, warnings, dict(reversed(windows)))
+    found = (cap for window, cap in windows if window == short.window)
+    raise AtCap(next(cap for cap in found if short.missing(amounts, cap.limits)), short, amounts)
 
 
 def _lower(limits: Amounts, others: Amounts) -> None:
