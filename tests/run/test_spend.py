@@ -14,11 +14,13 @@ from handrail import (
     Budget,
     LaterEnvironment,
     MemoryJournal,
+    Prompt,
     ScriptedModel,
     Session,
     Spend,
     ToolCall,
     ToolContext,
+    open_gate,
     tool,
 )
 from handrail.errors import AnswerRefused, DefinitionError, PromptEvaluationError, RunParked
@@ -31,6 +33,7 @@ from handrail.models.scripted import Reply
 from handrail.question import Answer, Question, Quorum, Vote
 from handrail.run.adapter import Retry
 from handrail.run.record.begin import decode_outcome
+from handrail.run.redemption import redeem
 from handrail.runs import children
 from handrail.testing import Person
 from run.test_background import asked, until, working
@@ -380,6 +383,44 @@ async def test_a_denied_raise_in_a_nested_run_ends_the_whole_run() -> None:
     with pytest.raises(PromptEvaluationError, match="denied by bob"):
         await desk.resume()
     assert len(desk.model.requests) == 1
+
+
+async def test_what_runs_under_a_ticket_spends_from_the_caps_of_its_run_and_from_its_own() -> None:
+    inner = Agent(
+        Adapter(ScriptedModel([reply(25_000)]), spend=Spend(Budget(requests=9), by="app")),
+        "Look.",
+        name="inner",
+    )
+
+    @tool(name="ask_inner", effect="idempotent")
+    async def there(context: ToolContext) -> str:
+        """Ask."""
+        return (await inner.run("go", max_tokens=1000)).text
+
+    @tool(effect="idempotent")
+    async def ask_inner(context: ToolContext) -> str:
+        """Ask."""
+        return (await redeem(context.ticket(), tool=there, journal=desk.journal)).message
+
+    desk = Desk([reply(3, calls=[ToolCall("ask_inner", {})]), reply(4)], TOKENS, tools=[ask_inner])
+    await desk.run(principal="ann")
+    counted = {state.window.name: state.counted for state in await desk.journal.spending.list()}
+    assert (counted["ann"]["tokens"], counted["inner"]["requests"]) == (25_007, 1)
+
+
+async def test_what_an_opened_gate_runs_spends_from_its_caps() -> None:
+    journal, leaf = MemoryJournal(), Prompt("leaf", "Leaf.")
+
+    @tool(effect="idempotent")
+    async def ask_inner(context: ToolContext) -> str:
+        """Ask."""
+        return (await context.adapter.evaluate(leaf, "go")).text
+
+    adapter = Adapter(ScriptedModel([reply(7)]), journal=journal, spend=Spend(Budget(requests=1), by="app"))
+    gate = open_gate([ask_inner], adapter=adapter, prompt=Prompt("desk", "Help."))
+    assert (await gate.invoke("ask_inner")).value == "done"
+    with pytest.raises(PromptEvaluationError, match="the app 'desk' has spent 1 requests"):
+        await gate.invoke("ask_inner")
 
 
 async def test_a_resumed_run_keeps_its_caps_and_a_newer_one_with_the_same_scope_replaces_them() -> None:

@@ -14,7 +14,7 @@ from handrail.protocols import PromptView, ToolPolicy
 from handrail.run.call import Call, check_name, new_call
 from handrail.run.current_call import call_around, check_given
 from handrail.run.gate import Arguments, Gate
-from handrail.run.options import GateArguments, RunOptions
+from handrail.run.options import GateArguments, RunOptions, named
 from handrail.run.place import Place
 from handrail.run.run import Run, open_run, show_tools
 from handrail.schema.problems import describe_kind
@@ -73,8 +73,9 @@ def open_gate(
     around = call_around()
     own = RunOptions() if adapter is None else adapter.options
     options = own.updated(VERB, GateArguments, arguments)
-    if prompt is not None and prompt.resources:
-        options = options.replace(resources=(*options.resources, *prompt.resources))
+    if prompt is not None:
+        resources = (*options.resources, *prompt.resources)
+        options = options.replace(resources=resources, spend=named(options.spend, prompt.name))
     if around is None:
         run = open_run(options, prompt=prompt)
         gate, session = Gate(run), run.session

@@ -28,7 +28,7 @@ from handrail.run.limits import Budget
 from handrail.run.options import GuardArguments, RunOptions, check_kinds, check_value
 from handrail.run.place import RUN, Place
 from handrail.run.record.format import Deposit, read_result, record_of
-from handrail.run.record.recorded_session import load_resumed
+from handrail.run.record.recorded_session import ResumedRun, load_resumed
 from handrail.run.run import Run, open_run
 from handrail.run.tickets import share_of
 from handrail.run.transaction import Settled, Transaction
@@ -54,7 +54,7 @@ def redeem(
 ) -> Operation[ToolResult[Any]]:
     """Run a ticket's tool in this process: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
 
-    The tool runs through its own gate, under `policies`, with the deadline and the share of the
+    The tool runs through its own gate, under `policies` and the run's caps on spending, with the deadline and the share of the
     budget that the ticket carries, on the session as last committed. This process commits nothing: the
     changes are deposited in the journal and become part of the issuing call if that call succeeds. Once the tool has
     run, redeeming the ticket again returns the same result. A forged or expired ticket, or one for
@@ -76,10 +76,12 @@ def redeem(
 
         async def begin() -> Run:
             limits = share_of(opened)
+            resumed = await _resumed(opened, journal, session, clock)
             given = options.replace(
-                session=await _session_of(opened, journal, session, clock),
+                session=resumed.session,
                 deadline=None if opened.deadline is None else Deadline(opened.deadline, clock=clock),
                 budget=Budget(**limits) if limits else None,
+                spend=resumed.begin.spend,
                 run_id=opened.run_id,
             )
             return open_run(given, [tool, *tools], policies)
@@ -124,12 +126,12 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
-    """Return the session of the ticket's run, including all its commits that were not undone."""
+async def _resumed(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> ResumedRun:
+    """Return the ticket's run, with its session including all its commits that were not undone."""
     resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal, is_restored=True)
-    return resumed.session
+    return resumed
 
 
 class _Redemption:

@@ -27,6 +27,7 @@ from handrail.run.limits import check_price
 from handrail.run.questions import CallAsker, RunAsker, waiting_for_a_person
 
 if TYPE_CHECKING:
+    from handrail.journal.protocol import Journal
     from handrail.run.adapter import Settings
     from handrail.run.evaluation import Evaluation
     from handrail.run.run import Run
@@ -50,6 +51,12 @@ def check_caps(run: Run, settings: Settings) -> None:
             "a Spend counts what is spent in a journal, and this run has none. Pass one: journal=SqliteJournal('runs.db')."
         )
     check_price(caps, settings.model, settings.tariff)
+
+
+def _journal(run: Run) -> Journal:
+    """Return the journal in which a run's spending counts. The runs of gates and of tickets have one too, and no record in it."""
+    assert run.journal is not None, "`check_caps` was called"
+    return run.journal
 
 
 class AtCap(Exception):
@@ -77,7 +84,7 @@ class Hold(msgspec.Struct, frozen=True, eq=False):
     async def settle(self, spent: Mapping[str, int | Decimal | None]) -> None:
         """Count what the request has spent. A unit that is omitted or None counts as it was reserved."""
         known = {unit: amount for unit, amount in spent.items() if amount is not None}
-        journal = self.run.log.journal
+        journal = _journal(self.run)
         try:
             near = await journal.spending.settle(self.id, {**self.reserved, **known}, self.warnings)
         except HandrailError:
@@ -96,15 +103,15 @@ async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]
     amounts: Amounts = {unit: amount for unit, amount in bound.items() if amount is not None}
     limits: dict[SpendWindow, Amounts] = {}
     warnings: dict[SpendWindow, Amounts] = {}
-    now = run.log.journal.clock.now().timestamp()
+    now = _journal(run).clock.now().timestamp()
     windows = [(cap.window(run.session.principal, now), cap) for cap in caps]
     for window, cap in windows:
         part = Decimal(str(cap.warn_at))
         _lower(limits.setdefault(window, {}), cap.limits)
         _lower(warnings.setdefault(window, {}), {unit: limit * part for unit, limit in cap.limits.items()})
     place = evaluation.place_of_answer.id(run.run_context.request_id)
-    id = f"{place} {run.log.journal.owner} {next(_numbers)}"
-    spending = run.log.journal.spending
+    id = f"{place} {_journal(run).owner} {next(_numbers)}"
+    spending = _journal(run).spending
     try:
         short = await finish(spending.reserve(id, amounts, limits))
     except asyncio.CancelledError:
@@ -131,12 +138,12 @@ async def wait_at_cap(evaluation: Evaluation, short: AtCap) -> None:
 
     Meanwhile, the run may be parked. Raises `PromptEvaluationError` if nobody raises the cap.
     """
-    run, spending = evaluation.run, evaluation.run.log.journal.spending
+    run, spending = evaluation.run, _journal(evaluation.run).spending
     place = run.place.answer(evaluation.answers)
     for _ in range(_MOST_LOOKS):
         if short.state.missing(sum_of(short.wanted, negative(short.state.in_flight)), short.cap.limits):
             break
-        await run.log.journal.queue.wait(_LOOK_SECONDS)
+        await _journal(run).queue.wait(_LOOK_SECONDS)
         short.state = await spending.get(short.state.window)
         if short.has_room(short.state):
             return
@@ -181,7 +188,7 @@ def _question(run: Run, id: str, short: AtCap) -> Question:
     payload = {"tool": _NAME, "arguments": arguments, "reason": message, "window": state.window.id}
     principal = run.session.principal
     quorums: tuple[Quorum, ...] = () if principal == ONLY_USER else (ask(role=cap.raised_by),)
-    now = run.log.journal.clock.now()
+    now = _journal(run).clock.now()
     return Question(
         id=id,
         kind="approval",
@@ -205,7 +212,7 @@ def _question(run: Run, id: str, short: AtCap) -> Question:
 
 async def _decide(run: Run, question: Question, short: AtCap) -> Approval:
     """Ask for a raise of the cap, and return the decision. The question is withdrawn if the cap leaves room before there is one."""
-    journal, people, parking = run.log.journal, run.people, run.parking
+    journal, people, parking = _journal(run), run.people, run.parking
     broker = Broker(people.questions, people.environment, "strict" if people.mode == "strict" else None)
     request = ApprovalRequest(
         question=question,
@@ -239,7 +246,7 @@ async def _decide(run: Run, question: Question, short: AtCap) -> Approval:
 
 async def _wake_others(run: Run, window: SpendWindow) -> None:
     """Withdraw the other questions about this window, whose runs then find that the cap leaves room, or ask again."""
-    journal = run.log.journal
+    journal = _journal(run)
     for question in await journal.questions.open():
         if _window_id(question) == window.id:
             with contextlib.suppress(HandrailError):
