@@ -133,6 +133,7 @@ async def test_two_people_are_told_and_one_answers(tmp_path: Path):
             ["question.opened"],
             [],
         )
+        assert len({message.id for _, message in on.sender.attempts}) == 2, "one program may receive both"
         told = on.last("fay")["data"]
         assert (told["app"], told["tool"], told["question_id"]) == ("desk", "pay", question["id"])
         assert told["link"].startswith(f"{PAGE}#/q/")

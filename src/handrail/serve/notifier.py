@@ -118,7 +118,7 @@ class Notifier:
         told = {id: each for address in due for id, each in states[address].told.items()}
         closed = await self._closed(told, {each.id for each in questions})
         for address in due[: _MOST_SENDING - len(self._sending)]:
-            state = self._next(states[address], now, mine.get(address, {}), others, closed)
+            state = self._next(names[address], states[address], now, mine.get(address, {}), others, closed)
             before = found.get(names[address], b"")
             if state == states[address] or not await self._journal.outbox.replace(
                 names[address], before, _encode(state)
@@ -169,6 +169,7 @@ class Notifier:
 
     def _next(
         self,
+        name: str,
         state: State,
         now: datetime,
         mine: Mapping[str, Question],
@@ -198,7 +199,7 @@ class Notifier:
         if not news:
             return replace(state, message=None)
         body = body_of(news, at=now, waiting=len(mine), page=self._page)
-        unique = hashlib.sha256(self._journal.id.encode() + _encode(state) + body).hexdigest()
+        unique = hashlib.sha256(f"{self._journal.id} {name}".encode() + _encode(state) + body).hexdigest()
         return State(told, Message(f"msg_{unique[:32]}", body, tells, ends), at + SEND_SECONDS)
 
     def _item(self, question: Question) -> Item:
