@@ -303,15 +303,14 @@ async def _(client: Client) -> str:
 
 def hook_with_defects(request: Any) -> Any:
     """Return None, an invalid principal or `zoe`, depending on the header `x-who`. Raises `KeyError` without it."""
-    return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
-        request.headers["x-who"], "zoe"
-    )
+    defects = {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300, "local": "local"}
+    return defects.get(request.headers["x-who"], "zoe")
 
 
 @attack("a hook that raises, or names somebody who can't be", authenticate=hook_with_defects)
 async def _(client: Client) -> str:
     refused(await client.ask("GET", "/about", headers=by("nobody")), 401, "NotSignedIn")
-    for who in ("number", "line", "long"):
+    for who in ("number", "line", "long", "local"):
         refused(await client.ask("GET", "/about", headers=by(who)), 500, "ServerError")
     return "500 ServerError, " + refused(await client.ask("GET", "/about"), 401, "NotSignedIn")
 

@@ -395,11 +395,10 @@ class Principals:
             raise RequestRefused(401, "NotSignedIn", "you are not signed in. Sign in first.") from None
         if found is None or found == "":
             raise RequestRefused(401, "NotSignedIn", "you are not signed in. Sign in first.")
-        if not isinstance(found, str) or not is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
+        if not isinstance(found, str) or not is_principal(found) or found == LOCAL:  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
-                "the app's `authenticate` returned %.80r. It must return 1 to %d printable characters, or None",
-                found,
-                MAX_PRINCIPAL,
+                "the app's `authenticate` returned %.80r. It must return 1 to %d printable characters, not %r, or None",
+                *(found, MAX_PRINCIPAL, LOCAL),
             )
             raise RequestRefused(
                 500, "ServerError", "the server could not identify you. Its log has the details."
