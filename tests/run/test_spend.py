@@ -12,6 +12,7 @@ from handrail import (
     Adapter,
     Agent,
     Budget,
+    Compact,
     LaterEnvironment,
     MemoryJournal,
     Prompt,
@@ -20,6 +21,7 @@ from handrail import (
     Spend,
     ToolCall,
     ToolContext,
+    first_that_works,
     open_gate,
     tool,
 )
@@ -165,6 +167,33 @@ async def test_a_cap_on_money_is_refused_at_start_if_the_price_is_unknown(
         await desk.run()
     assert not desk.model.requests
     assert not await desk.journal.runs.list()
+
+
+async def test_a_cap_on_money_is_refused_at_start_if_the_price_of_one_of_several_models_is_unknown() -> None:
+    models = [ScriptedModel(["done"], name=name, traits=Traits(price=DOLLAR_A_MILLION)) for name in "ab"]
+    journal, unpriced = MemoryJournal(), ScriptedModel([], name="c")
+    model = first_that_works(models[0], first_that_works(models[1], unpriced))
+    with pytest.raises(DefinitionError, match="the price of the model 'c' is not known"):
+        await Agent(Adapter(model, journal=journal, spend=Spend(5)), "Help.").run("go")
+    assert not await journal.runs.list()
+    await Agent(Adapter(first_that_works(*models), journal=journal, spend=Spend(5)), "Help.").run("go")
+
+
+async def test_a_choice_that_summarises_before_it_has_chosen_counts_what_the_summary_costs() -> None:
+    gone = ModelUnavailable("m", "gone")
+    priced = Traits(price=DOLLAR_A_MILLION)
+    first = ScriptedModel(lambda request: gone, name="first", traits=priced)
+    second = ScriptedModel(
+        [reply(1000, "word " * 2000), reply(300, "A summary."), reply(20)], name="second", traits=priced
+    )
+    session, journal, retry = Session(), MemoryJournal(Clock(NOON)), Retry(first_wait=0, longest_wait=0)
+    adapter = Adapter(first_that_works(first, second), journal=journal, spend=Spend(1), retry=retry)
+    agent = Agent(adapter, "Help.", compact=Compact(by="summary", tokens=1000))
+    for _ in range(2):
+        await agent.run("go", session=session)
+    assert len(second.requests) == 3
+    [state] = await journal.spending.list()
+    assert (state.counted["money"], state.in_flight) == (Decimal("0.00132"), {})
 
 
 async def test_a_cap_needs_a_journal() -> None:

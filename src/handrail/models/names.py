@@ -34,11 +34,13 @@ from handrail.messages import (
     StopPart,
     Takes,
     Traits,
+    Usage,
     UsagePart,
     is_choice,
     is_model,
 )
 from handrail.models import ModelKeyMissing
+from handrail.models.prices import tariff_of
 from handrail.models.providers import BRIDGED, PROVIDERS, WIRES
 from handrail.schema.problems import describe_kind
 from handrail.text.raised_errors import with_place
@@ -317,6 +319,15 @@ class FirstThatWorks:
         native = all(each.traits.native_output for each in models)
         loads = all(each.traits.loads_deferred for each in models)
         return Traits(native_output=native, takes=models[0].traits.takes, loads_deferred=loads)
+
+    @property
+    def unpriced(self) -> str:
+        """The name of one of the models whose price is not known; "" if there is none."""
+        for each in self._found():
+            is_known = is_choice(each) or tariff_of(each.name, each.traits)(Usage(1, 1)) is not None
+            if name := getattr(each, "unpriced", "") if is_known else each.name:
+                return name
+        return ""
 
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
         found = [list(candidates_of(model, request)) for model in self._found()]

@@ -144,11 +144,14 @@ def caps_of(spend: Spend | SpendCap | Iterable[Spend | SpendCap]) -> tuple[Spend
 def check_price(caps: Iterable[SpendCap], model: Model, tariff: Callable[[Usage], Decimal | None]) -> None:
     """Raise `DefinitionError` if there is a cap on money, and the price of the model is not known.
 
-    A choice passes, because the model that it chooses is checked when it is asked.
+    A choice passes if it does not know its models yet, because the one that it chooses is checked when it is asked.
     """
-    if any("money" in each.limits for each in caps) and not is_choice(model) and tariff(Usage(1, 1)) is None:
+    if not any("money" in each.limits for each in caps):
+        return
+    is_known = is_choice(model) or tariff(Usage(1, 1)) is not None
+    if name := getattr(model, "unpriced", "") if is_known else model.name:
         raise DefinitionError(
-            f"a Spend caps money, and the price of the model {model.name!r} is not known. Give the model a price, run "
+            f"a Spend caps money, and the price of the model {name!r} is not known. Give the model a price, run "
             "`pip install 'handrail[prices]'`, which has the prices of many models, or cap tokens: Spend(per_day=Budget(tokens=...))."
         )
 

@@ -716,13 +716,21 @@ _SUMMARISE = (
 async def _summary(evaluation: Evaluation, spent: list[FailedRequest]) -> str:
     """Ask the run's model for a summary of the conversation, and return a note with it; "" if it gave none.
 
-    The request is the run's next one with a message at its end, so that the provider has its beginning in its cache.
+    The request is the run's next one with a message at its end, so that the provider has its beginning in its cache. Of a choice that
+    has not chosen yet, the candidates are asked in order.
     """
-    failed: list[FailedRequest] = []
-    try:
-        answer, _, cost = await ask_once(evaluation, 1, failed, closing=UserMessage(_SUMMARISE, True))
-    except (ModelError, BudgetExceededError):
-        spent += failed
+    closing = UserMessage(_SUMMARISE, True)
+    for number, candidate in enumerate(candidates_of(evaluation.model, evaluation.request()), 1):
+        evaluation.use(candidate.model)
+        try:
+            answer, _, cost = await ask_once(evaluation, number, spent, closing)
+            break
+        except BudgetExceededError:
+            return ""
+        except ModelError as error:
+            if not falls_over(error):
+                return ""
+    else:
         return ""
     text = "" if answer.calls() else answer.text.strip()
     problem = "" if text else "it gave no summary"

@@ -21,6 +21,7 @@ from handrail.events import ApprovalDecided, SpendWarned
 from handrail.guard.approval import APPROVAL_SCHEMA, Broker
 from handrail.journal.digest import keyed_digest
 from handrail.journal.records import Amounts, SpendCap, SpendRaise, SpendState, SpendWindow, negative, sum_of
+from handrail.messages import is_choice
 from handrail.protocols import ApprovalRequest
 from handrail.question import Question, Quorum, ask
 from handrail.run.limits import check_price
@@ -100,6 +101,7 @@ async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]
     """Reserve what a request may spend at most. Raises `AtCap` if a cap leaves less, and `DefinitionError` if its price is not known."""
     run, caps = evaluation.run, evaluation.run.options.spend
     check_price(caps, evaluation.model, evaluation.tariff)
+    assert not is_choice(evaluation.model), "one of its candidates is asked, which has a price"
     amounts: Amounts = {unit: amount for unit, amount in bound.items() if amount is not None}
     limits: dict[SpendWindow, Amounts] = {}
     warnings: dict[SpendWindow, Amounts] = {}
