@@ -414,6 +414,26 @@ async def test_a_denied_raise_in_a_nested_run_ends_the_whole_run() -> None:
     assert len(desk.model.requests) == 1
 
 
+async def test_a_raise_that_is_asked_for_needs_the_role_that_the_newest_cap_names() -> None:
+    desk = Desk([reply(25_000, calls=[ToolCall("look", {})]), reply(5)], TOKENS, tools=[look])
+    before = await desk.parked(principal="ann")
+    spend = Spend(Budget(tokens=30_000), raised_by="owner")
+    stricter = Agent(Adapter(desk.model, journal=desk.journal, spend=spend), desk.agent.prompt)
+
+    class Owners(Voters):
+        def voters(self, quorum: Quorum, principal: str, /) -> dict[str, float]:
+            return {"bob": 1.0}
+
+    desk.journal.questions.answer(voted(before))
+    with pytest.raises(RunParked) as parked:
+        await stricter.resume("r", environment=Owners())
+    [question] = parked.value.questions
+    with pytest.raises(AnswerRefused):
+        desk.journal.questions.answer(voted(question))
+    desk.journal.questions.answer(voted(question, roles=("owner",)))
+    assert (await stricter.resume("r", environment=Owners())).text == "done"
+
+
 async def test_what_runs_under_a_ticket_spends_from_the_caps_of_its_run_and_from_its_own() -> None:
     inner = Agent(
         Adapter(ScriptedModel([reply(25_000)]), spend=Spend(Budget(requests=9), by="app")),

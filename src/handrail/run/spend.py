@@ -168,10 +168,14 @@ async def wait_at_cap(evaluation: Evaluation, short: AtCap) -> None:
 
 
 def _question(run: Run, id: str, short: AtCap) -> Question:
-    """Return the question at this place. One that an earlier leg asked about this window is asked again as it was."""
-    state, cap = short.state, short.cap
+    """Return the question at this place. One that an earlier leg asked the same people about this window is asked again as it was."""
+    state, cap, principal = short.state, short.cap, run.session.principal
+    quorums: tuple[Quorum, ...] = () if principal == ONLY_USER else (ask(role=cap.raised_by),)
     before = run.log.asked.get(id)
-    if before is not None and _window_id(before.question) == state.window.id:
+    if before is not None and (_window_id(before.question), before.question.quorums) == (
+        state.window.id,
+        quorums,
+    ):
         return before.question
     missing = state.missing(short.wanted, cap.limits)
     raised = {unit: max(cap.limits[unit], missing[unit]) for unit in missing}
@@ -188,8 +192,6 @@ def _question(run: Run, id: str, short: AtCap) -> Question:
     shown = {name: {unit: each[unit] for unit in cap.limits if unit in each} for name, each in shown.items()}
     arguments = msgspec.to_builtins(shown)
     payload = {"tool": _NAME, "arguments": arguments, "reason": message, "window": state.window.id}
-    principal = run.session.principal
-    quorums: tuple[Quorum, ...] = () if principal == ONLY_USER else (ask(role=cap.raised_by),)
     now = _journal(run).clock.now()
     return Question(
         id=id,
