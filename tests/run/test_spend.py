@@ -298,6 +298,14 @@ async def test_a_cap_below_what_is_already_spent_says_so_and_the_raise_reaches_a
     assert (await lower.resume("s")).text == "done"
 
 
+async def test_a_free_model_goes_on_after_the_cap_on_money_was_exceeded() -> None:
+    desk = Desk([reply(5000)], Spend(1))
+    await desk.run()
+    free = Price(Decimal(0), Decimal(0))
+    local = Desk([reply(5)], Spend(Budget(money=Decimal("0.001"))), journal=desk.journal, price=free)
+    assert (await local.run("s")).text == "done"
+
+
 async def test_a_new_day_frees_what_waits_at_the_cap() -> None:
     desk = Desk([reply(25_000, calls=[ToolCall("look", {})]), reply(5)], TOKENS, tools=[look])
     question = await desk.parked(principal="ann")

@@ -98,11 +98,11 @@ class Hold(msgspec.Struct, frozen=True, eq=False):
 
 
 async def hold(evaluation: Evaluation, bound: Mapping[str, int | Decimal | None]) -> Hold:
-    """Reserve what a request may spend at most. Raises `AtCap` if a cap leaves less, and `DefinitionError` if its price is not known."""
+    """Reserve what a request may spend at most. What it can't spend is not checked. Raises `AtCap` if a cap leaves less, and `DefinitionError` if its price is not known."""
     run, caps = evaluation.run, evaluation.run.options.spend
     check_price(caps, evaluation.model, evaluation.tariff)
     assert not is_choice(evaluation.model), "one of its candidates is asked, which has a price"
-    amounts: Amounts = {unit: amount for unit, amount in bound.items() if amount is not None}
+    amounts: Amounts = {unit: amount for unit, amount in bound.items() if amount}
     limits: dict[SpendWindow, Amounts] = {}
     warnings: dict[SpendWindow, Amounts] = {}
     now = _journal(run).clock.now().timestamp()
