@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -36,7 +36,7 @@ from handrail.question import Answer, Question, Quorum, Vote
 from handrail.run.adapter import Retry
 from handrail.run.record.begin import decode_outcome
 from handrail.run.redemption import redeem
-from handrail.runs import children
+from handrail.runs import Retention, children, sweep
 from handrail.testing import Person
 from run.test_background import asked, until, working
 from support.background_app import HOST, host
@@ -385,6 +385,21 @@ async def test_a_request_that_ends_after_midnight_counts_for_the_day_on_which_it
     assert (await desk.agent.run("go", session=session, max_tokens=100)).text == "done"
     assert "29000 tokens on 2026-03-28" in heard[0].text
     assert ((await desk.spent()).window.day, (await desk.spent()).in_flight) == ("2026-03-28", {})
+
+
+async def test_retention_deletes_what_was_spent_on_days_that_no_rule_keeps() -> None:
+    desk = Desk([reply(1), reply(2), reply(3)], [TOKENS, Spend(Budget(requests=9), by="app")])
+    rules = [Retention(timedelta(days=1)), Retention(timedelta(days=2), ["failed"])]
+    days: list[set[str]] = []
+    for day in range(3):
+        desk.clock.at = NOON + timedelta(days=2 * day)
+        await desk.run(f"r{day}")
+        window = (await desk.journal.spending.list())[-1].window
+        await desk.journal.spending.reserve(f"killed {day}", {"tokens": 1}, {window: {}})
+        await sweep(desk.journal, rules)
+        days.append({state.window.day for state in await desk.journal.spending.list()})
+    assert days == [{"2026-03-28"}, {"2026-03-28", "2026-03-30"}, {"2026-03-30", "2026-04-01"}]
+    assert (await desk.journal.runs.verify()).altered == []
 
 
 # --- nested runs --------------------------------------------------------------------------------------

@@ -590,6 +590,10 @@ class Spending(Protocol):
         """Return the windows that end after `since`, in seconds since 1970, oldest first."""
         ...
 
+    async def forget(self, before: float, /) -> None:
+        """Delete the windows that ended before this time, with the raises of their caps: the oldest ones, and a limited number at once."""
+        ...
+
 
 class Blobs(Protocol):
     """Bytes that are stored once, named by their SHA-256 digest, and kept as long as a run or a workspace refers to them."""

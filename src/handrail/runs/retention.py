@@ -61,7 +61,7 @@ class Retention:
 async def sweep(journal: Journal, rules: Sequence[Retention]) -> int:
     """Delete the sessions that only have runs which one of the rules lets go, and return the number of deleted runs.
 
-    A session is kept as long as `forget` would keep it. Each transaction looks at a bounded number of runs, so other processes are not
+    A session is kept as long as `forget` would keep it. What was spent on days before the longest of the rules is deleted too. Each transaction looks at a bounded number of runs, so other processes are not
     held up for long.
     """
     now = journal.clock.now().timestamp()
@@ -79,6 +79,7 @@ async def sweep(journal: Journal, rules: Sequence[Retention]) -> int:
         if going:
             gone += len(await journal.runs.forget(going, finished=True))
         before = page[-1].record.mark if len(page) == _PAGE else None
+    await journal.spending.forget(now - max(rule.keep for rule in rules).total_seconds())
     return gone
 
 

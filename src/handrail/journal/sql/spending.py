@@ -21,6 +21,8 @@ _PUT = """INSERT INTO spending (id, ends_at, body, mac) VALUES (?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET body = excluded.body, mac = excluded.mac"""
 _RESERVE = "INSERT INTO reservations (spending, id, owner, body, mac) VALUES (?, ?, ?, ?, ?)"
 _RESERVED = "SELECT spending, id, owner, body, mac FROM reservations WHERE spending = ?"
+_MOST_FORGOTTEN = 1000
+"""Maximum number of windows that are deleted in one transaction."""
 
 
 class SqlSpending(Role):
@@ -84,6 +86,16 @@ class SqlSpending(Role):
         states = [_state(self._chains, row) for row in fetch(connection, query, since)]
         return tuple(self._with_flight(connection, each) for each in states)
 
+    @transaction
+    def forget(self, connection: Connection, before: float, /) -> None:
+        ended = fetch(
+            connection,
+            f"SELECT id FROM spending WHERE ends_at < ? ORDER BY ends_at LIMIT {_MOST_FORGOTTEN}",
+            before,
+        )
+        for (id,) in ended:
+            _remove(connection, self._chains, id)
+
     def _with_flight(self, connection: Connection, state: SpendState) -> SpendState:
         return msgspec.structs.replace(state, in_flight=self._in_flight(connection, state.window))
 
@@ -120,9 +132,13 @@ def windows_of(connection: Connection, principal: str) -> list[str]:
 def erase_windows(connection: Connection, chains: Chains, principal: str) -> None:
     """Delete the windows in which a principal's own spending counts."""
     for id in windows_of(connection, principal):
-        connection.execute("DELETE FROM reservations WHERE spending = ?", (id,))
-        connection.execute("DELETE FROM spending WHERE id = ?", (id,))
-        chains.remove(connection, _chain(id))
+        _remove(connection, chains, id)
+
+
+def _remove(connection: Connection, chains: Chains, id: str) -> None:
+    connection.execute("DELETE FROM reservations WHERE spending = ?", (id,))
+    connection.execute("DELETE FROM spending WHERE id = ?", (id,))
+    chains.remove(connection, _chain(id))
 
 
 def _is_over(state: SpendState, warning: Amounts, spent: Amounts) -> bool:
