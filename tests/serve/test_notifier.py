@@ -265,6 +265,19 @@ async def test_a_thousand_questions_in_a_minute_are_two_messages(tmp_path: Path)
         assert summary["link"] == PAGE
 
 
+async def test_a_clock_that_is_set_back_holds_nothing_up(tmp_path: Path):
+    async with desk(tmp_path, ask(role="finance")) as on:
+        on.clock.seconds = DAY
+        await on.ask("first")
+        await on.after(10)
+        on.clock.seconds = 0
+        await on.ask("second")
+        await on.after(10)
+        assert on.types("fay") == ["question.opened", "question.opened"]
+        await on.after(10)
+        assert len(on.types("fay")) == 2
+
+
 async def test_a_receiver_that_is_down_for_a_day(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The same message is tried with backoff, and nothing is lost. Others are told meanwhile."""
     async with desk(tmp_path, ask(role="finance")) as on:

@@ -110,7 +110,8 @@ class Notifier:
             return
         found = await self._journal.outbox.read(list(names.values()))
         states = {each: _decode(found[name]) if name in found else State() for each, name in names.items()}
-        due = [each for each in names if states[each].due_at <= now.timestamp()]
+        longest = max(_LAST_RETRY, self._settings.every)  # if it is due later, the clock was set back
+        due = [each for each in names if not 0 < states[each].due_at - now.timestamp() <= longest]
         if not due:
             return
         questions = await self._journal.questions.open()
