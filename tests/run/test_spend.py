@@ -1,7 +1,7 @@
 """Caps on what is spent in a day: reserved before, exact across processes, asked about at the cap, and continued."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -29,7 +29,7 @@ from handrail.errors import AnswerRefused, DefinitionError, PromptEvaluationErro
 from handrail.events import SpendWarned
 from handrail.journal.protocol import Journal
 from handrail.journal.records import SpendRaise, SpendState
-from handrail.messages import Price, Traits, Usage
+from handrail.messages import ModelPart, ModelRequest, Price, TextPart, Traits, Usage, UsagePart
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question, Quorum, Vote
@@ -150,6 +150,28 @@ async def test_requests_that_fail_or_are_cut_off_count_as_what_they_may_have_cos
     assert 1000 < state.counted["tokens"] < 2000, (
         "the first was not sent; it is unknown what the second cost, so what it reserved counts"
     )
+
+
+async def test_an_answer_that_is_stopped_counts_as_what_its_provider_may_have_written() -> None:
+    writing = asyncio.Event()
+
+    class Early(ScriptedModel):
+        """Reports the input at the beginning, as some providers do, and then writes without end."""
+
+        async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+            yield UsagePart(Usage(50, 1, requests=1))
+            yield TextPart("half an")
+            writing.set()
+            await asyncio.Event().wait()
+
+    journal = MemoryJournal(Clock(NOON))
+    adapter = Adapter(Early([], traits=Traits(price=DOLLAR_A_MILLION)), journal=journal, spend=TOKENS)
+    running = asyncio.ensure_future(_finished(Agent(adapter, "Help.").run("go", max_tokens=1000)))
+    await writing.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    [state] = await journal.spending.list()
+    assert state.counted == {"requests": 1, "tokens": 1050, "money": Decimal("0.00105")}
 
 
 @pytest.mark.parametrize(

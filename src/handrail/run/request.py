@@ -249,7 +249,9 @@ async def ask_once(
     except BaseException as error:
         usage, cost = _charge_cut(evaluation, answer, reserved)
         if held is not None:
-            await finish(held.settle(_spent(answer, cost)))
+            await finish(
+                held.settle(_most_spent(evaluation, answer, request.max_tokens) or _spent(answer, cost))
+            )
         problem = _problem_of(error)[:_MOST_SAID]
         failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
         raise
@@ -312,6 +314,20 @@ def _spent(answer: ModelAnswer, cost: Decimal | None) -> dict[str, int | Decimal
     if answer.counted:
         return {"requests": 1, "tokens": answer.usage.tokens, "money": cost}
     return {"requests": 1} if answer.begun else {"requests": 1, "tokens": 0, "money": 0}
+
+
+def _most_spent(
+    evaluation: Evaluation, answer: ModelAnswer, most: int | None
+) -> dict[str, int | Decimal | None] | None:
+    """Return the most that an answer may have cost that was cut off after its provider reported some usage; None for any other.
+
+    A provider may report the input at the beginning, and bill what it wrote until it noticed, at `most` this many tokens.
+    """
+    is_cut = answer.stop is None and (answer.interrupted or answer.text or answer.thought)
+    if not (is_cut and answer.counted and most):
+        return None
+    usage = msgspec.structs.replace(answer.usage, output=max(answer.usage.output, most))
+    return {"requests": 1, "tokens": usage.tokens, "money": evaluation.tariff(usage)}
 
 
 def _tell_outside(evaluation: Evaluation, answer: ModelAnswer, streaming: bool) -> None:
