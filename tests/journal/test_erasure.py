@@ -836,6 +836,24 @@ async def test_what_others_depend_on_is_kept(journal: AnyJournal, calendar: Cale
     assert set(await runs.forget(journal, keep=0)) == {"parent", "child"}
 
 
+async def test_retention_hides_no_removed_run(place: Path) -> None:
+    """A session from which something else has removed a run is kept, so that `verify` still reports it."""
+    async with world(str(place / "runs.db"), place) as made:
+        for id, principal in (("a", ANN), ("b", BOB)):
+            begun = RunRecord(id=id, session_id="s", principal=principal, prompt="p", model="m", began_at=1.0)
+            await made.journal.runs.begin(begun)
+            await made.journal.runs.leave(id, "done")
+        with closing(sqlite3.connect(place / "runs.db", isolation_level=None)) as connection:
+            for each in (
+                "records WHERE chain = 'run b'",
+                "chains WHERE chain = 'run b'",
+                "runs WHERE id = 'b'",
+            ):
+                assert connection.execute(f"DELETE FROM {each}").rowcount
+        assert await sweep(made.journal, [Retention(timedelta(microseconds=1))]) == 0
+        assert (await made.journal.runs.verify()).altered
+
+
 class Looked(Exception):
     """Raised in place of a pause."""
 

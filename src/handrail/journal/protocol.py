@@ -276,7 +276,8 @@ class Runs(Protocol):
         """Delete these runs with everything recorded for them, and the decisions of sessions that then have no run.
 
         With `finished`, a session is left alone unless these are all its runs, each of them is over, has no owner and nothing
-        left to apply, and none has begun a background run that is not over. Returns the ids of the deleted runs or, with `dry`, of those
+        left to apply, and none has begun a background run that is not over. A session from which something else has removed a run is
+        left alone too, since deleting it would hide that. Returns the ids of the deleted runs or, with `dry`, of those
         that would be deleted.
         """
         ...

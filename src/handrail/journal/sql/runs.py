@@ -651,7 +651,7 @@ class SqlRuns(Role):
         now = self._database.now()
 
         def forget(connection: Connection) -> Sequence[str]:
-            going = _finished(connection, run_ids) if finished else run_ids
+            going = _finished(connection, self._chains, run_ids) if finished else run_ids
             if not dry:
                 remove_runs(connection, self._chains, going, now)
             return going
@@ -743,7 +743,7 @@ def _renew(connection: Connection, database: Database, row: StoredRun, now: floa
         return error
 
 
-def _finished(connection: Connection, run_ids: Sequence[str]) -> Sequence[str]:
+def _finished(connection: Connection, chains: Chains, run_ids: Sequence[str]) -> Sequence[str]:
     """Return those of these runs whose sessions may be deleted, as `Runs.forget` says."""
     going, needed = dict.fromkeys(run_ids), set[str]()
     for (record,) in fetch(
@@ -763,7 +763,8 @@ def _finished(connection: Connection, run_ids: Sequence[str]) -> Sequence[str]:
                     id not in going or id in needed or status not in OVER or owner
                     for id, status, owner in rows
                 )
-                if is_used or unapplied_calls(connection, [id for id, *_ in rows]):
+                is_altered = any(alteration(check_session, connection, chains, session[0]))
+                if is_used or is_altered or unapplied_calls(connection, [id for id, *_ in rows]):
                     for id, *_ in rows:
                         going.pop(id, None)
     return list(going)
