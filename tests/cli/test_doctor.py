@@ -79,6 +79,13 @@ def test_a_journal_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_key_that_the_first_run_would_refuse_is_a_problem_before_it(tmp_path: Path) -> None:
+    missing = findings(tmp_path, "--journal", "runs.db", HANDRAIL_KEY_FILE=str(tmp_path / "none"), code=1)
+    assert missing["key"][0] == "problem"
+    found = findings(tmp_path, "--journal", "runs.db", HANDRAIL_KEY=postgres.KEY, code=0)
+    assert (found["key"][0], found["journal"][0]) == ("ok", "ok")
+
+
 def test_an_empty_database_is_not_given_a_journal(tmp_path: Path) -> None:
     url = postgres.new_url()
     found = findings(tmp_path, HANDRAIL_JOURNAL=url, HANDRAIL_KEY=postgres.KEY, code=0)

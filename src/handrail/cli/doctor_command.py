@@ -136,7 +136,7 @@ def _storage(journal: str | None) -> Iterator[Finding]:
 
 
 def _file(path: Path) -> Iterator[Finding]:
-    from handrail.journal.digest import key_beside
+    from handrail.journal.digest import KEY_FILE_VARIABLE, given_key, key_beside
 
     shown, folder = str(path), path.parent
     while not folder.exists():
@@ -148,16 +148,21 @@ def _file(path: Path) -> Iterator[Finding]:
         return
     if (free := shutil.disk_usage(folder).free) < _SPARE_BYTES:
         yield Finding("disk", "warning", f"{folder} has only {free // 2**20} MB left. Free some space.")
-    if not path.exists():
-        yield Finding("journal", "ok", f"{shown} does not exist yet; the first run creates it and its key")
-        return
-    try:
-        key_beside(shown, False)
-    except JournalError as error:
-        yield Finding("key", "problem", str(error))
-        return
-    yield Finding("key", "ok", _key_source(f"{shown}.key"))
-    yield from _journal(shown)
+    if path.exists() or given_key() or os.environ.get(KEY_FILE_VARIABLE):
+        try:
+            key_beside(shown, False)
+        except JournalError as error:
+            yield Finding("key", "problem", str(error))
+            return
+        yield Finding("key", "ok", _key_source(f"{shown}.key"))
+    if path.exists():
+        yield from _journal(shown)
+    else:
+        yield Finding(
+            "journal",
+            "ok",
+            f"{shown} does not exist yet; the first run creates it, and its key unless it has one",
+        )
 
 
 def _key_source(beside: str) -> str:
