@@ -582,6 +582,7 @@ def test_a_failed_connection_is_told_in_two_lines_without_the_password():
         "postgresql://me:wrong%20word@/db?host=/nowhere&password=wrong%20word": "No such file or directory",
         "postgresql://me:wrong%20word@127.0.0.1:1/db": "Connection refused",
         "postgresql://me:wrong%20word@[/db": "its URL can't be read",
+        "postgresql://me:a@wrong@127.0.0.1:1/db": "its URL can't be read",
         "postgresql://me:wrong%20word@/db?schema=A-b": "is not a plain name",
     }
     for url, words in cases.items():

@@ -105,11 +105,11 @@ def parse_url(url: str) -> Address:
         _ = parts.port
     except ValueError:
         raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
-    if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
-        # The password probably contains one of `/?#`. Then the rest of it would be taken for another part of the URL, and shown.
+    before, _, host = parts.netloc.rpartition("@")
+    if "@" in f"{before}{parts.path}" or parts.fragment or any("@" in name for name, _ in options):
+        # The password probably contains one of `/?#@`. Then the rest of it would be taken for another part of the URL, and shown.
         advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
         raise JournalError("postgresql://…", "its URL can't be read", advice)
-    before, _, host = parts.netloc.rpartition("@")
     user = before.partition(":")[0]
     netloc = f"{user}@{host}" if user else host
     schema = dict(options).get("schema", DEFAULT_SCHEMA)
