@@ -184,6 +184,7 @@ def test_short_ids_tell_runs_apart() -> None:
     assert short_ids([first, second, third, "ledger-300000000001"]) == {
         first: "0" * 10, second: "0" * 9 + "1", third: "a" * 8, "ledger-300000000001": "ledger-300000000001"
     }  # fmt: skip
+    assert short_ids([third, f"{third}-fork"]) == {third: third, f"{third}-fork": f"{third}-fork"}
 
 
 @pytest.mark.once

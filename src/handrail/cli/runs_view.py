@@ -117,13 +117,13 @@ def _cells(line: RunLine, workers: Sequence[WorkerRow], now: float) -> tuple[str
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
     """Return the beginning of each id that `handrail runs` generated: as much as tells these ids apart. Other ids are whole."""
     found = {each: escape(each) for each in ids}
-    for each in filter(_GENERATED.fullmatch, ids):
-        others = [other for other in ids if other != each]
-        found[each] = next(
-            each[:size]
-            for size in range(_SHORT, 33)
-            if not any(other.startswith(each[:size]) for other in others)
-        )
+    ordered = sorted(found)
+    for before, each, after in zip(("", *ordered), ordered, (*ordered[1:], ""), strict=False):
+        if _GENERATED.fullmatch(each):
+            short = (each[:size] for size in range(_SHORT, 32))
+            found[each] = next(
+                (some for some in short if not before.startswith(some) and not after.startswith(some)), each
+            )
     return found
 
 
