@@ -30,8 +30,6 @@ class Person(NamedTuple):
 
     name: str
     holdings: Holdings
-    own_sessions: Sequence[str]
-    """The ids of those of their sessions in which nobody else has runs."""
     now: float
 
 
@@ -144,10 +142,11 @@ class SqlUpkeep(Role):
         own = {session_id: None for _, session_id, *_ in rows}
         decided = (decisions_of(chain) for (chain,) in fetch(connection, _DECISIONS))
         own.update((owner[0], None) for owner in decided if owner is not None and owner[1] == name)
-        alone = [each for each in own if not fetch(connection, _OTHERS, each, name)]
         runs = dict.fromkeys(id for id, *_ in rows)
         runs.update((id, None) for (id,) in fetch(connection, _ASKED, name))
-        for session_id in alone:
+        for session_id in own:
+            if fetch(connection, _OTHERS, session_id, name):
+                continue
             for (chain,) in fetch(connection, _UNRECORDED, session_id):
                 runs[chain.partition(" ")[2]] = None
         only, shared = workspaces_of(connection, chains, name, _users(connection))
@@ -172,7 +171,6 @@ class SqlUpkeep(Role):
                 votes=list(_votes(connection, name, runs)),
                 erased_at=newest[0][0],
             ),
-            alone,
             database.now(),
         )
 
