@@ -48,6 +48,8 @@ from handrail.journal.protocol import Watcher
 from handrail.journal.records import Entry, RunRecord, SpendRaise
 from handrail.journal.sql.connection import compact
 from handrail.journal.sql.schema import TABLES, expected_schema
+from handrail.journal.sql.upkeep import _OTHERS as OTHERS
+from handrail.journal.sql.upkeep import _UNRECORDED as UNRECORDED
 from handrail.journal.sql.upkeep import ERASERS
 from handrail.models.scripted import ScriptedModel
 from handrail.notify.address import Address
@@ -834,6 +836,17 @@ async def test_what_others_depend_on_is_kept(journal: AnyJournal, calendar: Cale
     await journal.runs.take("child")
     await journal.runs.leave("child", "done")
     assert set(await runs.forget(journal, keep=0)) == {"parent", "child"}
+
+
+def test_a_person_is_found_without_a_look_at_every_run_for_each_session() -> None:
+    """The rows of runs are searched by an index for each session, or an erasure of many would hold the journal up for minutes."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for each in TABLES:
+            connection.execute(each)
+        for query, values in ((UNRECORDED, 1), (OTHERS, 2)):
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {query}", ["s"] * values).fetchall()
+            assert any("SEARCH" in step for *_, step in plan)
+            assert not any("SCAN" in step for *_, step in plan)
 
 
 async def test_retention_hides_no_removed_run(place: Path) -> None:

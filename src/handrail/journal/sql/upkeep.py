@@ -179,7 +179,7 @@ _DECISIONS = "SELECT chain FROM chains WHERE chain LIKE 'decisions %'"
 _OTHERS = "SELECT 1 FROM runs WHERE session_id = ? AND principal != ? LIMIT 1"
 _ASKED = "SELECT DISTINCT run_id FROM questions WHERE principal = ? AND run_id NOT IN (SELECT id FROM runs)"
 _UNRECORDED = """SELECT DISTINCT chain FROM records WHERE begins = 1 AND session_id = ?
-    AND NOT EXISTS (SELECT 1 FROM runs WHERE 'run ' || runs.id = chain)"""
+    AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.id = substr(chain, 5))"""
 
 
 class _Folder(msgspec.Struct):
