@@ -188,6 +188,7 @@ def test_enter_shows_the_request_and_the_answer_of_a_turn(shown: Widgets):
     found.get_by_role("list", name="Calls").get_by_role("button", name="read").press("Enter")
     expect(details(shown, "read")).to_contain_text("ok")
     shown.page.keyboard.press("Escape")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
     items(shown).last.press("Enter")
     told = details(shown, "Turn 2").inner_text()
     assert re.search(
