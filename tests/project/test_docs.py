@@ -23,6 +23,7 @@ import handrail
 from handrail import Adapter, Agent, PromptResponse, errors, events
 from handrail.run.options import HostArguments, ResumeArguments, RunArguments
 from project.documents import DOCS, ROOT, documents
+from support import PATIENCE
 from support.browsers import browser
 
 __all__ = ["browser"]
@@ -126,6 +127,10 @@ def test_the_site_is_searched_without_a_server(built_site: Path, browser: Browse
     loaded: list[str] = []
     page.on("request", lambda request: loaded.append(request.url))
     page.goto((built_site / "guide/tools.html").as_uri())
+    page.set_default_timeout(PATIENCE * 1000)
+    # The index is read once the field has the focus. Before that, nothing listens to what is typed.
+    page.locator(".md-search__input").focus()
+    page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(state="attached")
     page.locator(".md-search__input").fill("continue a conversation by its id")
     found = page.locator(".md-search-result__link", has_text="Continue by an id")
     found.first.wait_for(state="attached")
